@@ -1,0 +1,78 @@
+"""Initial values, by the role of a parameter. A parameter that no rule covers is an error, not noise."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from anyformer.nn.roles import roles
+
+
+@dataclass(frozen=True)
+class Init:
+    """Standard deviations of normal draws; a std of None is 1/√fan_in.
+
+    Args:
+        embedding, position, head, hidden: the std by role.
+        residual: the std of matrices that write to the residual stream, before `depth`.
+        depth: divide that std by √(2·n_layers), so that the stream's variance does not grow with depth (Radford et al.
+            2019, section 2.3), or leave it ("none"), or start these matrices at zero ("zero").
+    """
+
+    embedding: float | None = 0.02
+    position: float | None = 0.02
+    head: float | None = 0.02
+    hidden: float | None = 0.02
+    residual: float | None = 0.02
+    depth: Literal["sqrt", "none", "zero"] = "sqrt"
+
+
+INITS: dict[str, Init] = {
+    "gpt2": Init(),
+    "scaled": Init(embedding=None, position=0.02, head=None, hidden=None, residual=None),
+}
+"""gpt2: std 0.02 everywhere (Radford et al. 2019). scaled: std 1/√fan_in, for any width. Both divide by depth."""
+
+
+def resolve(init: str | Init) -> Init:
+    """The rules that a name means."""
+    if isinstance(init, Init):
+        return init
+    if init not in INITS:
+        raise ValueError(f"unknown initialisation {init!r}; known: {', '.join(INITS)}")
+    return INITS[init]
+
+
+@torch.no_grad()
+def initialise(model: nn.Module, n_layers: int, *, seed: int, init: str | Init) -> None:
+    """Fills every parameter of `model`. The same seed gives the same values on every device and in every dtype.
+
+    Args:
+        model: modules that declare roles.
+        n_layers: the depth that residual matrices are scaled by.
+        seed: of a generator of its own; the global one is not touched.
+        init: a name in `INITS`, or rules.
+    """
+    rules = resolve(init)
+    generator = torch.Generator().manual_seed(seed)
+    parameters = dict(model.named_parameters())
+    for name, role in roles(model).items():
+        parameter = parameters[name]
+        match role:
+            case "bias":
+                parameter.zero_()
+            case "norm":
+                parameter.fill_(1.0) if name.endswith("weight") else parameter.zero_()
+            case _:
+                std = getattr(rules, role)
+                std = 1 / math.sqrt(parameter.shape[1]) if std is None else std
+                if role == "residual":
+                    std *= {"sqrt": (2 * n_layers) ** -0.5, "none": 1.0, "zero": 0.0}[rules.depth]
+                parameter.copy_(_normal(parameter, std, generator))
+
+
+def _normal(like: Tensor, std: float, generator: torch.Generator) -> Tensor:
+    """Drawn in float32 on the host, so that neither dtype nor device changes the draw."""
+    return torch.randn(like.shape, generator=generator) * std

@@ -1,0 +1,59 @@
+"""Linear maps, norms and activations as the blocks use them."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyformer.nn.roles import Role
+from anyformer.spec.parts import LayerNorm, NoNorm, Norm, RMSNorm
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+    "relu2": lambda x: F.relu(x).square(),
+}
+"""relu2 is ReLU² (So et al. 2021); gelu is exact, gelu_tanh its approximation (Hendrycks & Gimpel 2016)."""
+
+
+class Linear(nn.Linear):
+    """x Wᵀ + b, with the role of its weight. Values come from the model's initialisation, not from here."""
+
+    def __init__(self, n_in: int, n_out: int, *, bias: bool, role: Role) -> None:
+        super().__init__(n_in, n_out, bias=bias)
+        self.roles: dict[str, Role] = {"weight": role, "bias": "bias"}
+
+    def reset_parameters(self) -> None:
+        """Nothing: the model is initialised as a whole."""
+
+
+class NormLayer(nn.Module):
+    """LayerNorm or RMSNorm over the last dimension, with statistics in at least float32."""
+
+    def __init__(self, spec: LayerNorm | RMSNorm, width: int) -> None:
+        super().__init__()
+        self.roles: dict[str, Role] = {"weight": "norm", "bias": "bias"}
+        self.width, self.eps, self.centred = width, spec.eps, isinstance(spec, LayerNorm)
+        self.weight = nn.Parameter(torch.empty(width)) if spec.weight else None
+        self.bias = nn.Parameter(torch.empty(width)) if isinstance(spec, LayerNorm) and spec.bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[…, width] -> the same."""
+        exact = torch.promote_types(x.dtype, torch.float32)
+        weight = None if self.weight is None else self.weight.to(exact)
+        if self.centred:
+            bias = None if self.bias is None else self.bias.to(exact)
+            return F.layer_norm(x.to(exact), (self.width,), weight, bias, self.eps).to(x.dtype)
+        return F.rms_norm(x.to(exact), (self.width,), weight, self.eps).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        """The kind and its numbers."""
+        return f"{'layer' if self.centred else 'rms'}, {self.width}, eps={self.eps}"
+
+
+def norm_layer(spec: Norm, width: int) -> nn.Module:
+    """The module of a norm; the identity for none."""
+    return nn.Identity() if isinstance(spec, NoNorm) else NormLayer(spec, width)

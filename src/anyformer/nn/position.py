@@ -1,0 +1,57 @@
+"""Positions: rotations of queries and keys, and what is added to the embeddings. Tables are at least float32.
+
+Nothing here is a buffer: angles follow from the specification and the positions at each call, so that a change of dtype
+cannot touch them.
+"""
+
+import torch
+from torch import Tensor
+
+from anyformer.spec.parts import Rope, Sinusoidal
+
+Rotation = tuple[Tensor, Tensor]
+"""cos and signed sin, each [B or 1, T, 1, width] in at least float32."""
+
+
+def angles_at(positions: Tensor, theta: float, width: int, dtype: torch.dtype) -> Tensor:
+    """position · theta^(−2i / width) for i = 0 … width/2 − 1: [..., width / 2] in `dtype`, at least float32."""
+    exact = torch.promote_types(dtype, torch.float32)
+    powers = torch.arange(0, width, 2, device=positions.device, dtype=exact) / width
+    return positions[..., None].to(exact) * (1.0 / theta**powers)
+
+
+def rotation(rope: Rope, d_head: int, positions: Tensor, dtype: torch.dtype) -> Rotation:
+    """The tables that turn heads of width `d_head` at `positions` [B or 1, T] (Su et al. 2021, eq. 34).
+
+    The sine carries the sign of the pair's first or second member, so that one multiply-add with the pair swapped is
+    the whole rotation.
+    """
+    angles = angles_at(positions, rope.theta, rope.width(d_head), dtype)
+    cos, sin = angles.cos(), angles.sin()
+    if rope.layout == "half":
+        cos, sin = torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
+    else:
+        cos, sin = torch.stack([cos, cos], -1).flatten(-2), torch.stack([-sin, sin], -1).flatten(-2)
+    return cos.unsqueeze(-2), sin.unsqueeze(-2)
+
+
+def rotate(x: Tensor, tables: Rotation, layout: str) -> Tensor:
+    """Turns the first channels of x [B, T, H, D] by the tables; the rest pass through."""
+    cos, sin = tables
+    width = cos.shape[-1]
+    turning = x[..., :width] if width < x.shape[-1] else x
+    exact = turning.to(torch.promote_types(x.dtype, torch.float32))
+    if layout == "half":
+        swapped = torch.cat([exact[..., width // 2 :], exact[..., : width // 2]], -1)
+    else:
+        swapped = exact.view(*exact.shape[:-1], width // 2, 2).flip(-1).flatten(-2)
+    turned = torch.addcmul(exact * cos, swapped, sin).to(x.dtype)
+    return turned if width == x.shape[-1] else torch.cat([turned, x[..., width:]], -1)
+
+
+def sinusoids(spec: Sinusoidal, d_model: int, positions: Tensor, dtype: torch.dtype) -> Tensor:
+    """What is added to the embeddings at `positions` [B or 1, T]: [B or 1, T, d_model] in `dtype`."""
+    angles = angles_at(positions, spec.theta, d_model, dtype)
+    if spec.layout == "halves":
+        return torch.cat([angles.sin(), angles.cos()], -1).to(dtype)
+    return torch.stack([angles.sin(), angles.cos()], -1).flatten(-2).to(dtype)

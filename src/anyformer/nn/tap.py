@@ -1,0 +1,83 @@
+"""Named activation sites: look at them or change them while a model runs. A model without a tap pays nothing."""
+
+from collections.abc import Callable, Iterable, Mapping
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor
+
+Edit = Callable[[Tensor], Tensor]
+
+
+class Tap:
+    """Records and edits activations at named sites, passed to a call as `tap=`.
+
+    Sites are `embed`, `final_norm`, `logits`, and in every block `blocks.I.` and one of `resid_pre`, `q`, `k`, `v`,
+    `pattern` (the weights [B, H, T, S], which selects the reference backend), `z` (heads' outputs [B, T, H, Dv]),
+    `attn_out`, `resid_mid`, `mlp_out`, `resid_post`.
+
+    Args:
+        record: names or shell patterns (`blocks.*.resid_post`) of what to keep in `values`.
+        edit: for a name or pattern, a function that gives the value to go on with.
+    """
+
+    def __init__(self, record: Iterable[str] = (), edit: Mapping[str, Edit] | None = None) -> None:
+        self.record = tuple(record)
+        self.edit = dict(edit or {})
+        self.values: dict[str, Tensor] = {}
+
+    def wants(self, site: str) -> bool:
+        """Whether anything is recorded or edited at `site`."""
+        return any(fnmatchcase(site, pattern) for pattern in (*self.record, *self.edit))
+
+    def __call__(self, site: str, value: Tensor) -> Tensor:
+        """The value to go on with at `site`, recorded after its edits."""
+        for pattern, change in self.edit.items():
+            if fnmatchcase(site, pattern):
+                value = change(value)
+        if any(fnmatchcase(site, pattern) for pattern in self.record):
+            self.values[site] = value
+        return value
+
+
+class Finite(Tap):
+    """Remembers the first site at which a value is not finite."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first: str | None = None
+        self.counts: tuple[int, int] = (0, 0)
+
+    def wants(self, site: str) -> bool:  # noqa: D102
+        return not site.endswith("pattern")
+
+    def __call__(self, site: str, value: Tensor) -> Tensor:
+        """The value itself."""
+        if self.first is None:
+            bad = int((~torch.isfinite(value)).sum())
+            if bad:
+                self.first, self.counts = site, (bad, value.numel())
+        return value
+
+
+class Under:
+    """A tap as one module sees it: its sites carry the module's place in their names."""
+
+    def __init__(self, tap: Tap, prefix: str) -> None:
+        self.tap, self.prefix = tap, prefix
+
+    def wants(self, site: str) -> bool:
+        """Whether anything is recorded or edited at `site` of this module."""
+        return self.tap.wants(f"{self.prefix}{site}")
+
+    def __call__(self, site: str, value: Tensor) -> Tensor:
+        """The value to go on with at `site` of this module."""
+        return self.tap(f"{self.prefix}{site}", value)
+
+
+AnyTap = Tap | Under
+
+
+def see(tap: AnyTap | None, site: str, value: Tensor) -> Tensor:
+    """The value to go on with: itself, unless a tap changes it."""
+    return value if tap is None else tap(site, value)

@@ -1,0 +1,89 @@
+"""Where a specification comes from: a shipped recipe's name, a TOML or JSON file, a checkpoint folder, tables."""
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from anyformer.errors import UserError
+from anyformer.spec.condense import condense
+from anyformer.spec.expand import expand
+from anyformer.spec.overrides import apply_overrides
+from anyformer.spec.parts import ModelSpec
+from anyformer.spec.problems import Problem, SpecError, did_you_mean
+from anyformer.spec.stored import from_json
+
+Source = str | Path | Mapping[str, Any] | ModelSpec
+
+
+def recipes_folder() -> Path:
+    """The folder of the recipes that come with the package."""
+    return Path(str(files("anyformer"))) / "recipes"
+
+
+def recipe_names() -> list[str]:
+    """The names of the shipped recipes and runs."""
+    return sorted(path.stem for path in recipes_folder().glob("*.toml"))
+
+
+def find_toml(source: str | Path) -> Path:
+    """The file that a path or a shipped name means. Raises `UserError` with the nearest name."""
+    path = Path(source)
+    if path.suffix or len(path.parts) > 1 or path.exists():
+        if not path.exists():
+            raise UserError("there is no such file", where=path, remedy="give a path or a shipped recipe's name")
+        return path
+    shipped = recipes_folder() / f"{source}.toml"
+    if shipped.is_file():
+        return shipped
+    near = did_you_mean(str(source), recipe_names())
+    remedy = f"did you mean `{near}`?" if near else "`anyformer plan --list` names the shipped recipes"
+    raise UserError(f"no file and no shipped recipe is called `{source}`", remedy=remedy)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file. Raises `UserError` for what is not UTF-8 or not TOML."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"not TOML: {error}", where=path) from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"not UTF-8 at byte {error.start}", where=path) from None
+    except OSError as error:
+        raise UserError(f"cannot read: {error.strerror}", where=path) from None
+
+
+def load_recipe(source: str | Path) -> dict[str, Any]:
+    """The recipe's tables in a file or of a shipped name; of a run description, its model."""
+    table = read_toml(find_toml(source))
+    model = table.get("model")
+    if isinstance(model, dict):
+        return model
+    return load_recipe(model) if isinstance(model, str) else table
+
+
+def load_spec(source: Source, overrides: Iterable[str] = ()) -> ModelSpec:
+    """The specification that `source` means. Raises `SpecError` listing every problem.
+
+    Args:
+        source: a shipped recipe's name, a recipe (TOML), an expanded specification (JSON), a checkpoint folder,
+            a recipe's tables, or a specification.
+        overrides: `"attention.n_kv_heads=2"` and the like, laid on the recipe; an expanded specification is first
+            turned back into one.
+    """
+    overrides = list(overrides)
+    if isinstance(source, ModelSpec):
+        return expand(apply_overrides(condense(source), overrides)) if overrides else source
+    if isinstance(source, Mapping):
+        return expand(apply_overrides(source, overrides))
+    path = find_toml(source) if not Path(source).is_dir() else Path(source) / "spec.json"
+    if path.suffix != ".json":
+        return expand(apply_overrides(load_recipe(path), overrides), where=source)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError("the folder holds no specification", where=path) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError([Problem("(the whole)", f"cannot be read: {error}")], where=path) from None
+    return load_spec(from_json(text, where=path), overrides)

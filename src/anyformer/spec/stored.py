@@ -1,0 +1,67 @@
+"""The stored form of a specification: JSON with a format version, equal neighbouring blocks written once."""
+
+import json
+from collections.abc import Callable
+from itertools import groupby
+from typing import Any
+
+from pydantic import ValidationError
+
+from anyformer.spec.parts import ModelSpec
+from anyformer.spec.problems import Problem, SpecError, from_pydantic
+
+FORMAT_VERSION = 1
+
+MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
+"""For each old format version, what turns its tables into those of the next."""
+
+
+def to_json(spec: ModelSpec) -> str:
+    """`spec` as JSON text."""
+    table = spec.model_dump(mode="json")
+    table["ties"] = sorted(table["ties"])
+    blocks = table["decoder"]["blocks"]
+    table["decoder"]["blocks"] = [{"repeat": len(list(run)), "block": block} for block, run in groupby(blocks)]
+    return json.dumps({"format_version": FORMAT_VERSION, **table}, indent=1) + "\n"
+
+
+def _spread(table: dict[str, Any]) -> dict[str, Any]:
+    decoder = table.get("decoder")
+    runs = decoder.get("blocks") if isinstance(decoder, dict) else None
+    if not isinstance(runs, list):
+        return table
+    blocks: list[Any] = []
+    for index, run in enumerate(runs):
+        repeat = run.get("repeat") if isinstance(run, dict) else None
+        if not isinstance(repeat, int) or isinstance(repeat, bool) or not 1 <= repeat <= 100_000 or "block" not in run:
+            problem = Problem(f"decoder.blocks.{index}", 'is not a run {"repeat": 1 or more, "block": {…}}')
+            raise SpecError([problem])
+        blocks += [run["block"]] * repeat
+    return {**table, "decoder": {**table["decoder"], "blocks": blocks}}
+
+
+def from_json(text: str, *, where: object = None) -> ModelSpec:
+    """The specification in JSON `text`; older formats are migrated. Raises `SpecError`."""
+    try:
+        table = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise SpecError([Problem("(the whole)", f"is not JSON: {error}")], where=where) from None
+    if not isinstance(table, dict):
+        raise SpecError([Problem("(the whole)", "is not a JSON object")], where=where)
+    version = table.pop("format_version", None)
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise SpecError([Problem("format_version", "is not a format version", version)], where=where)
+    if version > FORMAT_VERSION:
+        remedy = "a newer release of anyformer reads it"
+        why = f"is newer than {FORMAT_VERSION}, the newest that this release knows"
+        raise SpecError([Problem("format_version", why, version, remedy)], where=where)
+    for old in range(version, FORMAT_VERSION):
+        table = MIGRATIONS[old](table)
+    table = _spread(table)
+    try:
+        spec = ModelSpec.model_validate(table)
+    except ValidationError as error:
+        raise SpecError(from_pydantic(error, table), where=where) from None
+    shared: dict[Any, Any] = {}
+    blocks = tuple(shared.setdefault(block, block) for block in spec.decoder.blocks)
+    return spec.model_copy(update={"decoder": spec.decoder.model_copy(update={"blocks": blocks})})
