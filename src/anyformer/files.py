@@ -60,7 +60,13 @@ def atomic_folder(path: Path) -> Iterator[Path]:
             if path.exists():
                 old = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".old", dir=path.parent)) / path.name
                 path.rename(old)
-            partial.rename(path)
+            try:
+                partial.rename(path)
+            except BaseException:
+                if old is not None:
+                    old.rename(path)
+                    old.parent.rmdir()
+                raise
             _sync(path.parent)
             if old is not None:
                 shutil.rmtree(old.parent, ignore_errors=True)

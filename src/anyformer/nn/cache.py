@@ -141,7 +141,7 @@ class StaticCache:
         assert step.real is not None
         rows, columns = step.real.nonzero(as_tuple=True)
         old = buffer[:, : step.n_keys].clone()
-        return old.index_put((rows, step.slots[rows, columns]), value[rows, columns])
+        return old.index_put((rows, step.slots[rows, columns]), value[rows, columns].to(old.dtype))
 
     def advance(self, step: Step) -> None:
         """Counts the step's tokens as stored: the model's last act of a call, so that a failed one leaves no trace."""

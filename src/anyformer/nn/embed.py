@@ -60,8 +60,10 @@ class EmbedLayer(nn.Module):
             found: Tensor = self.position(positions)
         except IndexError:
             rows = self.position.weight.shape[0]
+            outside = int(positions[(positions < 0) | (positions >= rows)][0])
+            place = "before" if outside < 0 else "past"
             raise ValueError(
-                f"position {int(positions.max())} is past the {rows} learned positions (0 … {rows - 1}); "
+                f"position {outside} is {place} the {rows} learned positions (0 … {rows - 1}); "
                 "give a shorter sequence, or build the model with a larger max_positions"
             ) from None
         return found

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anyformer.nn.rms import rms_norm
 from anyformer.nn.roles import Role
 from anyformer.spec.parts import LayerNorm, NoNorm, Norm, RMSNorm
 
@@ -47,7 +48,7 @@ class NormLayer(nn.Module):
         if self.centred:
             bias = None if self.bias is None else self.bias.to(exact)
             return F.layer_norm(x.to(exact), (self.width,), weight, bias, self.eps).to(x.dtype)
-        return F.rms_norm(x.to(exact), (self.width,), weight, self.eps).to(x.dtype)
+        return rms_norm(x.to(exact), weight, self.eps).to(x.dtype)
 
     def extra_repr(self) -> str:
         """The kind and its numbers."""

@@ -4,6 +4,8 @@ Nothing here is a buffer: angles follow from the specification and the positions
 cannot touch them.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -41,12 +43,36 @@ def rotate(x: Tensor, tables: Rotation, layout: str) -> Tensor:
     width = cos.shape[-1]
     turning = x[..., :width] if width < x.shape[-1] else x
     exact = turning.to(torch.promote_types(x.dtype, torch.float32))
-    if layout == "half":
-        swapped = torch.cat([exact[..., width // 2 :], exact[..., : width // 2]], -1)
-    else:
-        swapped = exact.view(*exact.shape[:-1], width // 2, 2).flip(-1).flatten(-2)
-    turned = torch.addcmul(exact * cos, swapped, sin).to(x.dtype)
+    turned: Tensor = _Rotate.apply(exact, cos, sin, layout)  # type: ignore[no-untyped-call]
+    turned = turned.to(x.dtype)
     return turned if width == x.shape[-1] else torch.cat([turned, x[..., width:]], -1)
+
+
+def _pairs(x: Tensor, layout: str) -> tuple[Tensor, Tensor]:
+    """The first and the second members of all pairs, as views."""
+    if layout == "half":
+        return x[..., : x.shape[-1] // 2], x[..., x.shape[-1] // 2 :]
+    return x[..., 0::2], x[..., 1::2]
+
+
+class _Rotate(torch.autograd.Function):
+    """A rotation, whose gradient is the rotation back: it keeps the tables and nothing of x."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        ctx.layout = layout
+        turned = x * cos
+        (first, second), (a, b), (to_a, to_b) = _pairs(turned, layout), _pairs(x, layout), _pairs(sin, layout)
+        first.addcmul_(b, to_a)
+        second.addcmul_(a, to_b)
+        return turned
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        cos, sin = ctx.saved_tensors
+        turned: Tensor = _Rotate.apply(grad, cos, -sin, ctx.layout)  # type: ignore[no-untyped-call]
+        return turned, None, None, None
 
 
 def sinusoids(spec: Sinusoidal, d_model: int, positions: Tensor, dtype: torch.dtype) -> Tensor:

@@ -23,6 +23,8 @@ def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
 def apply_overrides(table: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
     """A copy of `table` with every `a.b=c` set, in order; tables on the way are made, lists take an index.
 
+    An empty value (`a.b=`) takes the key away.
+
     A plain word on the way stands for the table of that kind: setting `position.theta` on `position = "rope"` keeps
     the rope.
     """
@@ -39,7 +41,10 @@ def apply_overrides(table: Mapping[str, Any], overrides: Iterable[str]) -> dict[
             else:
                 slot = key
             if last:
-                here[slot] = value
+                if value == "" and text.endswith("=") and isinstance(here, dict):
+                    here.pop(slot, None)
+                else:
+                    here[slot] = value
                 continue
             child = here[slot] if isinstance(here, list) else here.get(slot, {})
             if isinstance(child, str):

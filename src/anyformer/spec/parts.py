@@ -17,6 +17,8 @@ class Part(BaseModel):
 
 
 Count = Annotated[int, Field(ge=1)]
+MAX_LAYERS = 100_000
+"""Far beyond any model; a slip of the keyboard does not fill the memory."""
 Positive = Annotated[float, Field(gt=0)]
 Rate = Annotated[float, Field(ge=0, lt=1)]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "relu2"]
@@ -95,7 +97,7 @@ EmbedPosition = Annotated[Sinusoidal | Learned | NoPosition, Field(discriminator
 
 
 class QKNorm(Part):
-    """A norm on queries and keys (Henry et al. 2020), over each head or the whole projection, before or after rotation."""
+    """A norm on queries and keys (Henry et al. 2020), over each head or the whole projection, around rotation."""
 
     over: Literal["head", "projection"] = "head"
     order: Literal["before", "after"] = "before"
@@ -141,7 +143,7 @@ Attention = Grouped
 
 
 class Dense(Part):
-    """down(act(up(x))) (Vaswani et al. 2017, eq. 2). `dropout` falls after the activation, `out_dropout` after `down`."""
+    """down(act(up(x))) (Vaswani et al. 2017, eq. 2). `dropout` is after the activation, `out_dropout` after `down`."""
 
     kind: Literal["dense"] = "dense"
     activation: Activation

@@ -91,7 +91,9 @@ def look_up(raw: Any, path: Sequence[str]) -> Any:
     return here
 
 
-def _one(error: Any, raw: Any, keys_at: Mapping[tuple[str, ...], Iterable[str]]) -> Problem:
+def _one(
+    error: Any, raw: Any, keys_at: Mapping[tuple[str, ...], Iterable[str]], words: Mapping[str, Iterable[str]]
+) -> Problem:
     path = raw_path(raw, error["loc"])
     dotted = ".".join(path) or "(the whole)"
     got = look_up(raw, path)
@@ -108,20 +110,26 @@ def _one(error: Any, raw: Any, keys_at: Mapping[tuple[str, ...], Iterable[str]])
             tags = error["type"] == "union_tag_invalid"
             word = str(context["tag"]) if tags else str(got)
             expected = str(context["expected_tags" if tags else "expected"]).replace(" or ", ", ")
-            why, remedy = unknown_word(word, [x.strip().strip("'") for x in expected.split(",")], noun="choice")
+            choices = [x.strip().strip("'") for x in expected.split(",")]
+            why, remedy = unknown_word(word, [*choices, *(words.get(path[-1], ()) if tags else ())], noun="choice")
             return Problem(f"{dotted}.kind" if tags else dotted, why, remedy=remedy)
         case _:
-            return Problem(dotted, _reason(error["msg"]), got)
+            return Problem(dotted, _reason(error["msg"]), MISSING if isinstance(got, dict) else got)
 
 
 def _reason(message: str) -> str:
     """Pydantic's sentence without its subject, which the problem's place already is."""
     message = message.removeprefix("Input ").removeprefix("Value error, ")
+    if message.startswith("should be a valid dictionary"):
+        return "should be a table"
     return message[0].lower() + message[1:]
 
 
 def from_pydantic(
-    error: ValidationError, raw: Any, keys_at: Mapping[tuple[str, ...], Iterable[str]] | None = None
+    error: ValidationError,
+    raw: Any,
+    keys_at: Mapping[tuple[str, ...], Iterable[str]],
+    words: Mapping[str, Iterable[str]] | None = None,
 ) -> list[Problem]:
     """Pydantic's errors as problems, a missing key dropped where a misspelt one beside it explains it.
 
@@ -129,10 +137,14 @@ def from_pydantic(
         error: what `model_validate(raw)` raised.
         raw: what the user wrote.
         keys_at: for a table's path, the keys that it may have (for "did you mean").
+        words: for a key, the words that stand for one of its kinds, beside the kinds themselves.
     """
-    if keys_at is None:
-        keys_at = {}
-    problems = [_one(each, raw, keys_at) for each in error.errors(include_url=False)]
+    # A list whose entries are broken is also called too short, whatever its length.
+    problems = [
+        _one(each, raw, keys_at, words or {})
+        for each in error.errors(include_url=False)
+        if each["type"] != "too_short" or not look_up(raw, raw_path(raw, each["loc"]))
+    ]
     misspelt = {
         (p.path.rpartition(".")[0], p.remedy.split("`")[1])
         for p in problems

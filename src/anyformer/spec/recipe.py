@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 from pydantic import Field, ValidationError
 
 from anyformer.spec.parts import (
+    MAX_LAYERS,
     Activation,
     Count,
     EmbedPosition,
@@ -97,13 +98,13 @@ class NoHead(Part):
 class Recipe(LayerRecipe):
     """A decoder-only model in short form.
 
-    `dropout` and `bias` are the defaults of every part. `final_norm` is `norm` unless the placement is post. `pattern` lists
-    differences from the root's layer, entry by entry, each for `repeat` layers, and starts again after the last.
+    `dropout` and `bias` are the defaults of every part. `final_norm` is `norm` unless the placement is post. `pattern`
+    lists differences from the root's layer, entry by entry, each for `repeat` layers, and starts again after the last.
     """
 
     vocab_size: Count
     d_model: Count
-    n_layers: Count
+    n_layers: Annotated[int, Field(ge=1, le=MAX_LAYERS)]
     max_positions: Count | None = None
     dropout: Rate = 0.0
     bias: bool = False
@@ -189,12 +190,13 @@ def known_keys(part: type[Part], raw: Any, path: tuple[str, ...] = ()) -> dict[t
     keys = {path: list(part.model_fields)}
     for name, field in part.model_fields.items():
         value = raw.get(name) if isinstance(raw, dict) else None
-        if not isinstance(value, dict):
-            continue
-        for choice in _parts_in(field.rebuild_annotation()):
-            kind = choice.model_fields.get("kind")
-            if kind is None or value.get("kind", kind.default) == kind.default:
-                keys |= known_keys(choice, value, (*path, name))
+        entries = enumerate(value) if isinstance(value, list) else [(None, value)]
+        for index, entry in entries:
+            here = (*path, name) if index is None else (*path, name, str(index))
+            for choice in _parts_in(field.rebuild_annotation()):
+                kind = choice.model_fields.get("kind")
+                if isinstance(entry, dict) and (kind is None or entry.get("kind", kind.default) == kind.default):
+                    keys |= known_keys(choice, entry, here)
     return keys
 
 
@@ -219,7 +221,7 @@ def partly(model: type[P], raw: dict[str, Any]) -> tuple[P, list[Problem], set[s
     try:
         return model.model_validate(raw), [], set()
     except ValidationError as error:
-        problems = from_pydantic(error, raw, known_keys(model, raw))
+        problems = from_pydantic(error, raw, known_keys(model, raw), {"ffn": _FFN_WORDS})
         failed = error
     table: dict[str, Any] = copy.deepcopy(raw)
     unknown: set[str] = set()

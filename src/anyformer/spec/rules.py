@@ -4,6 +4,7 @@ The same rules judge a recipe (in which some values may be broken, and are then 
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator
+from math import isqrt
 from typing import Any
 
 from anyformer.spec.problems import Problem, neighbours
@@ -52,7 +53,8 @@ def check(rules: Iterable[Rule], read: Reader) -> None:
 
 def divisors(number: int) -> list[int]:
     """Every divisor of `number`, ascending."""
-    return [x for x in range(1, number + 1) if number % x == 0]
+    small = [x for x in range(1, isqrt(number) + 1) if number % x == 0]
+    return sorted({*small, *(number // x for x in small)})
 
 
 def heads_share_keys_evenly(read: Reader) -> Iterator[Problem]:

@@ -9,6 +9,7 @@ from typing import Any
 from anyformer.errors import UserError
 from anyformer.spec.condense import condense
 from anyformer.spec.expand import expand
+from anyformer.spec.folder import SPEC_FILE, resolve
 from anyformer.spec.overrides import apply_overrides
 from anyformer.spec.parts import ModelSpec
 from anyformer.spec.problems import Problem, SpecError, did_you_mean
@@ -77,13 +78,11 @@ def load_spec(source: Source, overrides: Iterable[str] = ()) -> ModelSpec:
         return expand(apply_overrides(condense(source), overrides)) if overrides else source
     if isinstance(source, Mapping):
         return expand(apply_overrides(source, overrides))
-    path = find_toml(source) if not Path(source).is_dir() else Path(source) / "spec.json"
+    path = resolve(source) / SPEC_FILE if Path(source).is_dir() else find_toml(source)
     if path.suffix != ".json":
         return expand(apply_overrides(load_recipe(path), overrides), where=source)
     try:
         text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise UserError("the folder holds no specification", where=path) from None
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError([Problem("(the whole)", f"cannot be read: {error}")], where=path) from None
     return load_spec(from_json(text, where=path), overrides)

@@ -7,8 +7,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from anyformer.spec.parts import ModelSpec
+from anyformer.spec.parts import MAX_LAYERS, ModelSpec
 from anyformer.spec.problems import Problem, SpecError, from_pydantic
+from anyformer.spec.recipe import known_keys
 
 FORMAT_VERSION = 1
 
@@ -25,7 +26,8 @@ def to_json(spec: ModelSpec) -> str:
     return json.dumps({"format_version": FORMAT_VERSION, **table}, indent=1) + "\n"
 
 
-def _spread(table: dict[str, Any]) -> dict[str, Any]:
+def _spread(table: dict[str, Any], *, once: bool = False) -> dict[str, Any]:
+    """Runs of blocks written out, or each block `once`."""
     decoder = table.get("decoder")
     runs = decoder.get("blocks") if isinstance(decoder, dict) else None
     if not isinstance(runs, list):
@@ -33,11 +35,25 @@ def _spread(table: dict[str, Any]) -> dict[str, Any]:
     blocks: list[Any] = []
     for index, run in enumerate(runs):
         repeat = run.get("repeat") if isinstance(run, dict) else None
-        if not isinstance(repeat, int) or isinstance(repeat, bool) or not 1 <= repeat <= 100_000 or "block" not in run:
+        if (
+            not isinstance(repeat, int)
+            or isinstance(repeat, bool)
+            or not 1 <= repeat <= MAX_LAYERS
+            or "block" not in run
+        ):
             problem = Problem(f"decoder.blocks.{index}", 'is not a run {"repeat": 1 or more, "block": {…}}')
             raise SpecError([problem])
-        blocks += [run["block"]] * repeat
+        blocks += [run["block"]] * (1 if once else repeat)
     return {**table, "decoder": {**table["decoder"], "blocks": blocks}}
+
+
+def _problems(table: dict[str, Any]) -> list[Problem]:
+    """What is wrong with tables that do not validate."""
+    try:
+        ModelSpec.model_validate(table)
+    except ValidationError as error:
+        return from_pydantic(error, table, known_keys(ModelSpec, table))
+    raise AssertionError("blocks that are sound once are sound repeated")
 
 
 def from_json(text: str, *, where: object = None) -> ModelSpec:
@@ -57,11 +73,11 @@ def from_json(text: str, *, where: object = None) -> ModelSpec:
         raise SpecError([Problem("format_version", why, version, remedy)], where=where)
     for old in range(version, FORMAT_VERSION):
         table = MIGRATIONS[old](table)
-    table = _spread(table)
+    spread = _spread(table)
     try:
-        spec = ModelSpec.model_validate(table)
-    except ValidationError as error:
-        raise SpecError(from_pydantic(error, table), where=where) from None
+        spec = ModelSpec.model_validate(spread)
+    except ValidationError:
+        raise SpecError(_problems(_spread(table, once=True)), where=where) from None
     shared: dict[Any, Any] = {}
     blocks = tuple(shared.setdefault(block, block) for block in spec.decoder.blocks)
     return spec.model_copy(update={"decoder": spec.decoder.model_copy(update={"blocks": blocks})})

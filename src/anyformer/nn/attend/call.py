@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from anyformer.nn.attend.masks import DenseBias, Visible
+from anyformer.nn.attend.masks import All, DenseBias, Visible
 
 
 class Unsupported(ValueError):
@@ -46,7 +46,7 @@ def checked(
     if q.dim() != 4 or k.dim() != 4 or v.dim() != 4:
         shapes = f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
         raise ValueError(f"attend takes q [B, T, H, D], k [B, S, G, D], v [B, S, G, Dv]; got {shapes}")
-    (b, _, h, d), (kb, s, g, kd) = q.shape, k.shape
+    (b, t, h, d), (kb, s, g, kd) = q.shape, k.shape
     if (kb, kd) != (b, d) or tuple(v.shape[:3]) != (b, s, g):
         raise ValueError(
             f"q {list(q.shape)}, k {list(k.shape)} and v {list(v.shape)} disagree: "
@@ -58,6 +58,9 @@ def checked(
         raise ValueError(
             f"visible is a description from af.masks; got {type(visible).__name__}: wrap a tensor in Dense"
         )
+    All.of(visible).check((b, h, t, s))
+    if bias is not None:
+        bias.check((b, h, t, s))
     if softcap is not None and not (math.isfinite(softcap) and softcap > 0):
         raise ValueError(f"softcap is a finite number above 0, or None; got {softcap}")
     if scale is not None and not math.isfinite(scale):

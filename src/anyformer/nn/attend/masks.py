@@ -4,6 +4,7 @@ Descriptions combine with `&`. Without `.at(...)` the keys stand at positions 0 
 them, so that the same description serves training, chunked prefill and decoding.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -35,12 +36,28 @@ class Visible:
         return mask
 
 
+def _check(name: str, value: Tensor, dtype: torch.dtype, shape: Sequence[int]) -> None:
+    if value.dtype != dtype or tuple(value.shape) != tuple(shape):
+        raise ValueError(f"{name} is {dtype} {list(shape)} here; got {value.dtype} {list(value.shape)}")
+
+
+def _check_broadcast(name: str, value: Tensor, shape: tuple[int, ...]) -> None:
+    """`value` [T, S], [B, T, S] or [B, H, T, S], each size the whole one or 1."""
+    whole = (*shape[:1], *shape[2:]) if value.dim() == 3 else shape[4 - min(value.dim(), 4) :]
+    if not 2 <= value.dim() <= 4 or any(x not in (1, y) for x, y in zip(value.shape, whole, strict=True)):
+        got = f"got {list(value.shape)}"
+        raise ValueError(f"{name} is broadcast to [B, H, T, S], here {list(shape)}, from [T, S] or more; {got}")
+
+
 class Term(Visible):
     """One condition on a query and a key."""
 
     def sees(self, q: Tensor, k: Tensor) -> Tensor:
         """The condition for query positions q [B|1, 1, T, 1] and key positions k [B|1, 1, 1, S], as bool."""
         raise NotImplementedError
+
+    def check(self, shape: tuple[int, int, int, int]) -> None:
+        """Raises `ValueError` where the condition is not one for scores of a shape [B, H, T, S]."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +84,16 @@ class All(Visible):
             queries = queries if each.queries is None else each.queries
             keys = keys if each.keys is None else each.keys
         return All(tuple(terms), queries, keys)
+
+    def check(self, shape: tuple[int, int, int, int]) -> None:
+        """Raises `ValueError` where a term or a position is not one for scores of a shape [B, H, T, S]."""
+        b, _, t, s = shape
+        for name, positions, n in (("queries", self.queries, t), ("keys", self.keys, s)):
+            if positions is not None:
+                rows = (positions.shape[0],) if positions.dim() == 2 and positions.shape[0] in (1, b) else ()
+                _check(f"at({name}=…)", positions, torch.int64, (*rows, n))
+        for term in self.terms:
+            term.check(shape)
 
 
 @dataclass(frozen=True)
@@ -115,6 +142,10 @@ class Prefix(Term):
         length = self.length.reshape(-1, 1, 1, 1) if isinstance(self.length, Tensor) else self.length
         return (k <= q) | (k < length)
 
+    def check(self, shape: tuple[int, int, int, int]) -> None:  # noqa: D102
+        if isinstance(self.length, Tensor):
+            _check("a prefix's length", self.length, torch.int64, shape[:1])
+
 
 @dataclass(frozen=True, eq=False)
 class Segments(Term):
@@ -127,6 +158,11 @@ class Segments(Term):
         keys = self.queries if self.keys is None else self.keys
         return self.queries[:, None, :, None] == keys[:, None, None, :]
 
+    def check(self, shape: tuple[int, int, int, int]) -> None:  # noqa: D102
+        b, _, t, s = shape
+        _check("segments of queries", self.queries, torch.int64, (b, t))
+        _check("segments of keys", self.queries if self.keys is None else self.keys, torch.int64, (b, s))
+
 
 @dataclass(frozen=True, eq=False)
 class Padding(Term):
@@ -136,6 +172,9 @@ class Padding(Term):
 
     def sees(self, q: Tensor, k: Tensor) -> Tensor:  # noqa: D102
         return self.real[:, None, None, :]
+
+    def check(self, shape: tuple[int, int, int, int]) -> None:  # noqa: D102
+        _check("padding", self.real, torch.bool, (shape[0], shape[3]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,12 +194,21 @@ class Dense(Term):
     def sees(self, q: Tensor, k: Tensor) -> Tensor:  # noqa: D102
         return self.values[:, None] if self.values.dim() == 3 else self.values
 
+    def check(self, shape: tuple[int, int, int, int]) -> None:  # noqa: D102
+        _check_broadcast("a dense mask", self.values, shape)
+
 
 @dataclass(frozen=True, eq=False)
 class DenseBias:
     """What is added to the scores: float, broadcastable to [B, H, T, S]."""
 
     values: Tensor
+
+    def check(self, shape: tuple[int, int, int, int]) -> None:
+        """Raises `ValueError` where the values are not floats for scores of a shape [B, H, T, S]."""
+        if not self.values.is_floating_point():
+            raise ValueError(f"a dense bias is float; got {self.values.dtype}: a mask is a Dense")
+        _check_broadcast("a dense bias", self.values, shape)
 
     def added(self) -> Tensor:
         """The values as [B|1, H|1, T, S]."""

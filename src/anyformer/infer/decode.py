@@ -1,0 +1,215 @@
+"""The decoding loop: one padded prefill for the batch, then one cached step per token; rows as if alone."""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from numbers import Integral
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from anyformer.errors import UserError
+from anyformer.infer.sampler import Sampler
+from anyformer.infer.sampling import Sampling
+
+if TYPE_CHECKING:
+    from anyformer.nn.cache import StaticCache
+    from anyformer.nn.model import Model
+
+FinishReason = Literal["stop", "length"]
+Halt = Callable[[int, int], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One event of one row.
+
+    Attributes:
+        row: which prompt.
+        token: the new token; None when the row ends without one (an end-of-sequence token, or no room for
+            any).
+        finish_reason: "stop" (an end-of-sequence token, or `halt` said so), "length" (max_new_tokens or the
+            context is used up), None while the row goes on.
+    """
+
+    row: int
+    token: int | None
+    finish_reason: FinishReason | None = None
+
+
+@contextmanager
+def _evaluating(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Evaluation mode without gradients for one call; every module then has its own mode again."""
+    training = [module for module in modules if module.training]
+    for module in training:
+        module.training = False
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def room(n_prompt: int, max_new_tokens: int, context: int | None) -> int:
+    """How many tokens a reply may have: prompt and reply together fill at most the context.
+
+    A prompt that fills the context exactly still gets one token, which is predicted but never read.
+    """
+    return max_new_tokens if context is None else min(max_new_tokens, max(context - n_prompt, 1))
+
+
+def _check_prompt(row: int, prompt: Any, n_tokens: int, context: int | None) -> list[int]:
+    where = f"prompt {row}"
+    if isinstance(prompt, str):
+        raise UserError(
+            "a prompt of token ids is needed here",
+            where=where,
+            got="text",
+            expected="a list of whole numbers",
+        )
+    ids = list(prompt)
+    if not ids:
+        raise UserError("the prompt has no tokens", where=where, expected="at least one token to continue")
+    for token in ids:
+        if isinstance(token, bool) or not isinstance(token, Integral) or not 0 <= int(token) < n_tokens:
+            what = "the prompt holds a token id outside the vocabulary"
+            raise UserError(what, where=where, got=repr(token), expected=f"whole numbers from 0 to {n_tokens - 1}")
+    if context is not None and len(ids) > context:
+        raise UserError(
+            f"the prompt is longer than the model's context: {len(ids)} tokens, context {context}",
+            where=where,
+            got=f"{len(ids)} tokens",
+            expected=f"at most {context} tokens",
+            remedy="shorten the prompt; nothing is cut silently",
+        )
+    return [int(token) for token in ids]
+
+
+def per_row(sampling: Sampling | Sequence[Sampling], n_rows: int) -> list[Sampling]:
+    """One `Sampling` for each row; `UserError` when the numbers differ."""
+    samplings = [sampling] * n_rows if isinstance(sampling, Sampling) else list(sampling)
+    if len(samplings) != n_rows:
+        expected = f"one for all prompts, or one for each of the {n_rows}"
+        raise UserError("prompts and sampling parameters differ in number", got=len(samplings), expected=expected)
+    return samplings
+
+
+def generate_ids(
+    model: "Model",
+    prompts: Sequence[Sequence[int]],
+    sampling: Sampling | Sequence[Sampling],
+    eos_ids: Collection[int] = (),
+    n_allowed: int | None = None,
+    halt: Halt | None = None,
+    excluded: Collection[int] = (),
+) -> Iterator[Step]:
+    """Continues every prompt; yields a `Step` per new token as soon as it is known, rows in ascending order.
+
+    The arguments are checked at the call, the work happens as the steps are taken. A row's tokens do not
+    depend on the other rows. The model is in evaluation mode during each of its calls and in its own mode
+    between them; nothing is kept once the iteration ends, however it ends.
+
+    Args:
+        model: a decoder; its `spec.decoder.max_positions` is the context (None: no limit).
+        prompts: token ids, at least one each.
+        sampling: for all rows, or one for each.
+        eos_ids: tokens that end a row; they are not part of the reply. All of them count.
+        n_allowed: ids from here up (padded embedding rows) are never generated; the vocabulary's size by
+            default.
+        halt: called with (row, token) for each new token; True ends the row with "stop", the token included.
+            Stop strings are text, so they need this: `anyformer.infer.generate` supplies it.
+        excluded: further ids that are never generated.
+
+    Raises:
+        UserError: an empty prompt, an id outside the vocabulary, a prompt longer than the context, stop
+        strings without `halt`.
+        LogitsError: the model gives NaN or +inf.
+    """
+    if model.spec.head is None:
+        raise UserError("this model has no head, so it cannot generate", expected="a model with a language head")
+    n_tokens, context = model.spec.vocab_size, model.spec.decoder.max_positions
+    if n_allowed is None:
+        n_allowed = n_tokens
+    if not 1 <= n_allowed <= n_tokens:
+        raise UserError("n_allowed does not fit the vocabulary", got=n_allowed, expected=f"from 1 to {n_tokens}")
+    rows = [_check_prompt(row, prompt, n_tokens, context) for row, prompt in enumerate(prompts)]
+    samplings = per_row(sampling, len(rows))
+    if halt is None and any(s.stop for s in samplings):
+        raise UserError("stop strings need text", where="stop", remedy="use anyformer.infer.generate, or pass halt")
+    parameter = next(model.parameters(), None)
+    device = torch.device("cpu") if parameter is None else parameter.device
+    ends = frozenset(eos_ids)
+    sampler = Sampler(samplings, rows, ends, n_allowed, device, excluded)
+    left = [room(len(ids), s.max_new_tokens, context) for ids, s in zip(rows, samplings, strict=True)]
+    row_ends = [frozenset[int]() if s.ignore_eos else ends for s in samplings]
+    return _Decoding(model, rows, left, row_ends, sampler, halt, device).run()
+
+
+@dataclass(slots=True)
+class _Decoding:
+    """The rows of one call to `generate_ids`; every list has one entry for each of the caller's rows."""
+
+    model: "Model"
+    prompts: list[list[int]]
+    left: list[int]  # tokens that each row may still get
+    ends: list[frozenset[int]]
+    sampler: Sampler
+    halt: Halt | None
+    device: torch.device
+
+    def run(self) -> Iterator[Step]:
+        rows = [row for row, left in enumerate(self.left) if left]  # the rows in the batch
+        for row, left in enumerate(self.left):
+            if not left:
+                yield Step(row, None, "length")
+        if not rows:
+            return
+        modules = list(self.model.modules())
+        cache = self._cache(rows)
+        tokens, padding = self._padded([self.prompts[row] for row in rows])
+        while True:
+            with _evaluating(modules):
+                logits = self.model(tokens, padding=padding, cache=cache, last_only=True)[:, -1]
+                ids = self.sampler(logits, rows)
+            steps = [self._step(row, token) for row, token in zip(rows, ids, strict=True)]
+            yield from steps
+            going = [place for place, step in enumerate(steps) if step.finish_reason is None]
+            if not going:
+                return
+            if len(going) < len(rows):  # rows that have ended leave the batch and cost nothing more
+                cache.select(torch.tensor(going, device=self.device))
+                rows = [rows[place] for place in going]
+            tokens, padding = torch.tensor([[ids[place]] for place in going], device=self.device), None
+
+    def _cache(self, rows: list[int]) -> "StaticCache":
+        # The last token of a row is never fed, so it needs no place.
+        capacity = max(len(self.prompts[row]) + self.left[row] - 1 for row in rows)
+        try:
+            return self.model.new_cache(batch=len(rows), capacity=min(capacity, 2**62), kind="static")
+        except RuntimeError as error:  # torch has no narrower class for it on the CPU
+            raise UserError(
+                "there is no memory for the key-value cache",
+                where="max_new_tokens",
+                got=f"{len(rows)} rows of {capacity} tokens",
+                remedy="ask for fewer new tokens, or for fewer prompts at once",
+            ) from error
+
+    def _padded(self, prompts: list[list[int]]) -> tuple[Tensor, Tensor | None]:
+        """The prompts as `[B, T]`, padded on the right, and which of it is real (None: all)."""
+        width = max(len(prompt) for prompt in prompts)
+        tokens = torch.tensor([prompt + [0] * (width - len(prompt)) for prompt in prompts], device=self.device)
+        if all(len(prompt) == width for prompt in prompts):
+            return tokens, None
+        lengths = torch.tensor([len(prompt) for prompt in prompts], device=self.device)
+        return tokens, torch.arange(width, device=self.device) < lengths[:, None]
+
+    def _step(self, row: int, token: int) -> Step:
+        """What the new token of a row means: one more, the end, or both."""
+        if token in self.ends[row]:
+            return Step(row, None, "stop")
+        self.left[row] -= 1
+        if self.halt is not None and self.halt(row, token):
+            return Step(row, token, "stop")
+        return Step(row, token, None if self.left[row] else "length")

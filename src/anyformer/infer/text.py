@@ -1,0 +1,197 @@
+"""Text in, text out: prompts are encoded, replies are decoded as they grow and end at stop strings."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from anyformer.errors import UserError
+from anyformer.infer.decode import FinishReason, generate_ids, per_row
+from anyformer.infer.sampling import Sampling
+from anyformer.text.stream import StopMatcher
+
+if TYPE_CHECKING:
+    from anyformer.nn.model import Model
+    from anyformer.text import Tokenizer
+
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One finished reply.
+
+    Attributes:
+        text: the continuation alone (empty without a tokenizer), without the end-of-sequence token and
+            without the stop string that ended it.
+        ids: the tokens generated, without the end-of-sequence token; those that spell the stop string are
+            among them.
+        finish_reason: "stop" (an end-of-sequence token or a stop string) or "length" (max_new_tokens or the
+            context).
+        n_prompt_tokens: the prompt's length, BOS included.
+        n_new_tokens: the length of `ids`.
+    """
+
+    text: str
+    ids: tuple[int, ...]
+    finish_reason: FinishReason
+    n_prompt_tokens: int
+    n_new_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A piece of one row's text; the last one brings the `completion`, whose text is all pieces joined."""
+
+    row: int
+    text: str
+    completion: Completion | None = None
+
+
+class _Row:
+    """The text of one reply. Its stream reads the prompt first, which keeps a space between the two."""
+
+    def __init__(self, tokenizer: "Tokenizer | None", prompt: Sequence[int], stop: Sequence[str]) -> None:
+        self._tokenizer, self._prompt = tokenizer, prompt
+        self._stream = None if tokenizer is None else tokenizer.stream()
+        self._silent = "".join([self._read(token) for token in prompt]) == ""
+        self._matcher = StopMatcher(stop)
+        self._pending = ""
+        self._text: list[str] = []
+        self._ids: list[int] = []
+
+    def _read(self, token: int) -> str:
+        return "" if self._stream is None else self._stream.push(token)
+
+    def push(self, token: int) -> bool:
+        """Adds a token; True when the text has reached a stop string."""
+        self._ids.append(token)
+        text = self._read(token)
+        self._silent = self._silent and not text
+        self._pending += self._matcher.push(text)
+        return self._matcher.stopped is not None
+
+    def take(self) -> str:
+        """The text that is certain since the last call."""
+        text, self._pending = self._pending, ""
+        self._text.append(text)
+        return text
+
+    def finish(self, reason: FinishReason) -> tuple[str, Completion]:
+        """The rest of the text, held back until now, and the reply as a whole."""
+        if self._matcher.stopped is None and self._stream is not None and self._tokenizer is not None:
+            rest = self._stream.finish()
+            if self._silent:  # a decoder that gives everything at the end gives the prompt too
+                rest = rest.removeprefix(self._tokenizer.decode(self._prompt))
+            self._pending += self._matcher.push(rest)
+            self._pending += self._matcher.finish()
+        last = self.take()
+        reason = reason if self._matcher.stopped is None else "stop"
+        return last, Completion("".join(self._text), tuple(self._ids), reason, len(self._prompt), len(self._ids))
+
+
+def encode_prompt(tokenizer: "Tokenizer | None", prompt: Prompt, where: str = "prompt") -> list[int]:
+    """The prompt's ids, by the tokenizer's own rule of BOS; an empty text is BOS alone where there is one.
+
+    What the tokenizer puts at the end of a text (T5 and others write EOS there) is left out: this text goes
+    on.
+
+    Raises:
+        UserError: text that is not valid Unicode, or an empty prompt without a beginning-of-sequence token.
+    """
+    if not isinstance(prompt, str):
+        given: Any = prompt.tolist() if hasattr(prompt, "tolist") else prompt  # arrays of ids
+        if not isinstance(given, Sequence) or isinstance(given, bytes):
+            raise UserError(
+                "this is not a prompt", where=where, got=repr(prompt), expected="text, or a list of token ids"
+            )
+        return list(given)
+    if tokenizer is None:
+        remedy = "give token ids, or a checkpoint with a tokenizer"
+        raise UserError("text needs a tokenizer, and this checkpoint has none", where=where, remedy=remedy)
+    ids = tokenizer.encode(prompt)
+    n_end = len(tokenizer.suffix)
+    if n_end and tuple(ids[-n_end:]) == tokenizer.suffix:
+        ids = ids[:-n_end]
+    if ids:
+        return ids
+    if tokenizer.bos_id is None:
+        what = "the prompt is empty, and this tokenizer has no beginning-of-sequence token to start from"
+        remedy = "give at least one character"
+        raise UserError(what, where=where, got=repr(prompt), expected="text to continue", remedy=remedy)
+    return [tokenizer.bos_id]
+
+
+_HOLES: "WeakKeyDictionary[Tokenizer, tuple[int, ...]]" = WeakKeyDictionary()
+
+
+def _holes(tokenizer: "Tokenizer") -> tuple[int, ...]:
+    """Ids below `vocab_size` that the vocabulary leaves out; found once per tokenizer (30 ms for 150,000)."""
+    if tokenizer not in _HOLES:
+        _HOLES[tokenizer] = tuple(i for i in range(tokenizer.vocab_size) if tokenizer.token(i) is None)
+    return _HOLES[tokenizer]
+
+
+def stream(
+    model: "Model",
+    tokenizer: "Tokenizer | None",
+    prompts: str | Sequence[Prompt],
+    sampling: Sampling | Sequence[Sampling],
+) -> Iterator[Delta]:
+    """Continues every prompt and yields pieces of text as soon as they are certain.
+
+    A piece never breaks a character. Text that may be the beginning of a stop string is held back until
+    that is decided. The arguments are checked at the call; see `generate_ids` for what holds during and
+    after the iteration.
+
+    Args:
+        model: a decoder.
+        tokenizer: its tokenizer; all its `eos_ids` end a reply, and ids that it does not have are never
+            generated. None for a model of token ids alone: the prompts are ids then, and there is no text.
+        prompts: one text, or several texts or lists of token ids.
+        sampling: for all prompts, or one for each. Rows of one prompt and one seed get one text.
+
+    Raises:
+        UserError: a prompt that cannot be continued.
+        LogitsError: the model gives NaN or +inf.
+    """
+    texts = [prompts] if isinstance(prompts, str) else list(prompts)
+    ids = [encode_prompt(tokenizer, prompt, f"prompt {row}") for row, prompt in enumerate(texts)]
+    samplings = per_row(sampling, len(ids))
+    rows: list[_Row] = []
+    if tokenizer is None and any(s.stop for s in samplings):
+        raise UserError("stop strings are text, and there is no tokenizer", where="stop", remedy="leave them out")
+    n_allowed = model.spec.vocab_size if tokenizer is None else min(tokenizer.vocab_size, model.spec.vocab_size)
+    steps = generate_ids(
+        model,
+        ids,
+        samplings,
+        () if tokenizer is None else tokenizer.eos_ids,
+        n_allowed,
+        halt=lambda row, token: rows[row].push(token),
+        excluded=() if tokenizer is None else _holes(tokenizer),
+    )
+    rows += [_Row(tokenizer, prompt, s.stop) for prompt, s in zip(ids, samplings, strict=True)]
+
+    def deltas() -> Iterator[Delta]:
+        for step in steps:
+            text = rows[step.row].take()
+            completion = None
+            if step.finish_reason is not None:
+                rest, completion = rows[step.row].finish(step.finish_reason)
+                text += rest
+            if text or completion is not None:
+                yield Delta(step.row, text, completion)
+
+    return deltas()
+
+
+def generate(
+    model: "Model",
+    tokenizer: "Tokenizer | None",
+    prompts: str | Sequence[Prompt],
+    sampling: Sampling | Sequence[Sampling],
+) -> list[Completion]:
+    """Continues every prompt; completions in their order. Arguments and errors are those of `stream`."""
+    done = {delta.row: delta.completion for delta in stream(model, tokenizer, prompts, sampling) if delta.completion}
+    return [done[row] for row in sorted(done)]
