@@ -224,7 +224,7 @@ class Plan:
 
     def table(self) -> str:
         """A table to read, as text."""
-        rows = [("", "model", ""), *(("", key, value) for key, value in self.facts.items())]
+        rows = [("" if index else "model", key, value) for index, (key, value) in enumerate(self.facts.items())]
         rows += [
             ("parameters", "total", f"{self.parameters:,}"),
             ("", "embedding", f"{self.embedding_parameters:,}"),
@@ -243,7 +243,7 @@ class Plan:
             ("", "peak, the allocator's share included", binary(self.memory.peak)),
         ]
         first, second = (max(len(row[i]) for row in rows) for i in (0, 1))
-        return "\n".join(f"{a:{first}}  {b:{second}}  {c}".rstrip() for a, b, c in rows[1:])
+        return "\n".join(f"{a:{first}}  {b:{second}}  {c}".rstrip() for a, b, c in rows)
 
 
 def si(number: float) -> str:

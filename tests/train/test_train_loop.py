@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -418,3 +419,17 @@ def test_library_use_is_silent_and_leaves_the_random_state_alone(tmp_path, capfd
     go(tmp_path, train={"steps": 2})
     assert capfd.readouterr() == ("", "")
     assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_compiled_run_equals_an_eager_one(tmp_path):
+    if not any(map(shutil.which, ("g++", "clang++", "c++"))):
+        pytest.skip("no C++ compiler here")
+    losses = []
+    for root, compiled in (("eager", False), ("compiled", True)):
+        # A micro-batch that does not divide the batch changes the shape in every step.
+        result = go(tmp_path, root, train={"steps": 4, "compile": compiled, "device": "cpu"})
+        losses.append([r["loss"] for r in records(result.folder, "train")])
+        load(result.folder)
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
