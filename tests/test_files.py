@@ -126,6 +126,19 @@ def test_a_rename_that_fails_leaves_the_old_folder(old, monkeypatch):
     assert strays(old.parent) == []
 
 
+def test_a_replacement_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
+    write_text(tmp_path / "metrics", "old")
+
+    def refuse(self, target):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    with pytest.raises(UserError, match="Input/output"):
+        write_text(tmp_path / "metrics", "new")
+    assert (tmp_path / "metrics").read_text() == "old"
+    assert strays(tmp_path) == []
+
+
 def test_a_place_that_is_a_file(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(UserError, match="cannot write"):

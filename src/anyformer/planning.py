@@ -145,9 +145,8 @@ def _attention_saved(spec: Attention, c: int) -> int:
 
 
 def _feed_forward_saved(spec: FeedForward, c: int) -> int:
-    saved = c + spec.d_ff + spec.d_ff
-    if spec.activation == "relu2":
-        saved += spec.d_ff
+    # relu keeps its output, which the next product keeps anyway; the others keep a tensor of their own.
+    saved = c + (1 if spec.activation == "relu" else 2) * spec.d_ff
     if isinstance(spec, Gated):
         saved += 2 * spec.d_ff
     return saved + (spec.d_ff if spec.dropout else 0) + (c if spec.out_dropout else 0)

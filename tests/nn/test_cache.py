@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nn.helpers import GPT, KINDS, LLAMA, PARALLEL, ids, made
-from spec.strategies import recipes
+from spec.strategies import normed_recipes
 
 BACKENDS = ["auto", "reference", "fused"]
 SPLITS = {"13": [13], "5+8": [5, 8], "5+1x8": [5] + [1] * 8, "1x13": [1] * 13, "4+4+5": [4, 4, 5]}
@@ -43,7 +43,7 @@ def test_any_split_is_one_pass(kind, backend):
 
 
 @settings(max_examples=40)
-@given(recipes(), st.lists(st.integers(1, 5), min_size=1, max_size=4), st.sampled_from(BACKENDS), st.booleans())
+@given(normed_recipes(), st.lists(st.integers(1, 5), min_size=1, max_size=4), st.sampled_from(BACKENDS), st.booleans())
 @torch.no_grad()
 def test_any_model_in_any_pieces(recipe, sizes, backend, spare):
     """In float64, over the whole space."""

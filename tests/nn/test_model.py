@@ -15,7 +15,7 @@ from anyformer.nn.roles import roles
 from anyformer.planning import plan
 from anyformer.spec import expand, load_spec
 from nn.helpers import GPT, KINDS, LLAMA, PARALLEL, ids, made
-from spec.strategies import recipes
+from spec.strategies import normed_recipes, recipes
 
 BACKENDS = ["auto", "reference", "fused"]
 
@@ -97,7 +97,7 @@ def test_backends_are_named():
 
 
 @settings(max_examples=25)
-@given(recipes())
+@given(normed_recipes())
 def test_backends_agree_in_gradients(recipe):
     """In float64, over the whole space, with padding."""
     tokens = ids(2, 6, expand(recipe).vocab_size)
@@ -327,7 +327,7 @@ def test_a_parameter_without_a_role_is_refused():
 
 
 @settings(max_examples=20)
-@given(recipes(dropout=False))
+@given(normed_recipes(dropout=False))
 def test_a_block_trains_in_anyones_module(recipe):
     stack = expand(recipe).decoder
     blocks = [build_block(block, stack.d_model, seed=i) for i, block in enumerate(stack.blocks)]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import anyformer.nn.attend.fused as fused
 from nn.helpers import GPT, KINDS, LLAMA, ids, made
-from spec.strategies import recipes
+from spec.strategies import normed_recipes
 
 BACKENDS = ["auto", "reference", "fused"]
 
@@ -138,7 +138,7 @@ def test_packed_and_padded_at_once(backend, large, monkeypatch):
 
 
 @settings(max_examples=40)
-@given(recipes(), st.data())
+@given(normed_recipes(), st.data())
 @torch.no_grad()
 def test_any_model_padded_and_packed(recipe, data):
     """In float64, over the whole space, by any backend."""

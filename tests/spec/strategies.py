@@ -193,6 +193,17 @@ def recipes(draw, *, head=None, dropout=True, max_layers=5):
     return recipe if dropout else without_dropout(recipe)
 
 
+def _has_norms(recipe):
+    """Whether each branch has a norm somewhere, without which activations grow past all comparison."""
+    slots = recipe.get("norms")
+    return slots is None or all(any(x != "none" for x in branch.values()) for branch in slots.values())
+
+
+def normed_recipes(**options):
+    """Recipes whose activations stay of a size that can be compared."""
+    return recipes(**options).filter(_has_norms)
+
+
 def without_dropout(table):
     """The same tables without any rate."""
     if isinstance(table, dict):

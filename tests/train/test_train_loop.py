@@ -422,7 +422,7 @@ def test_library_use_is_silent_and_leaves_the_random_state_alone(tmp_path, capfd
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore")
 def test_a_compiled_run_equals_an_eager_one(tmp_path):
     if not any(map(shutil.which, ("g++", "clang++", "c++"))):
         pytest.skip("no C++ compiler here")

@@ -47,6 +47,10 @@ def test_b47_targets_are_masked_by_mask_and_not_by_id():
     assert batch.targets.tolist() == [[6, eos, eos]]
     assert batch.mask.tolist() == [[True, True, False]]
     assert batch.n_targets == 2
+    logits = torch.randn(1, 3, 11, requires_grad=True)
+    summed_loss(logits, batch.targets, batch.mask).backward()
+    assert (logits.grad[0].abs().sum(-1) > 0).tolist() == [True, True, False]
+    assert float(logits.grad[0, 1, eos]) < 0
 
 
 def test_b47_the_first_real_token_of_a_row_is_no_target():

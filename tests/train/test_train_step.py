@@ -104,9 +104,13 @@ def test_b43_clipping_scales_the_whole_gradient():
 
     model = Two()
     keeps = Keeps(model)
-    result = train_step(model, [rows_of([1])], keeps, clip=1.0, loss=lambda m, batch: 3 * m.a.sum() + 4 * m.b.sum())
-    assert result.grad_norm == pytest.approx(5.0)
-    assert keeps.seen == pytest.approx([0.6, 0.8])
+    for clip, seen in ((1.0, [0.6, 0.8]), (4.0, [2.4, 3.2]), (5.0, [3, 4]), (6.0, [3, 4]), (0.0, [3, 4])):
+        model.zero_grad()
+        result = train_step(
+            model, [rows_of([1])], keeps, clip=clip, loss=lambda m, batch: 3 * m.a.sum() + 4 * m.b.sum()
+        )
+        assert result.grad_norm == pytest.approx(5.0)
+        assert keeps.seen == pytest.approx(seen)
 
 
 def test_b47_a_step_without_targets_moves_nothing():

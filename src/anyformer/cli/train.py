@@ -64,11 +64,12 @@ def train_on_console(
 
     from anyformer.train import load_run
     from anyformer.train import train as start
+    from anyformer.train.parallel import leave
     from anyformer.train.progress import ConsoleProgress
 
     console = Console(stderr=True, quiet=not _is_first())
     with _warnings_on(console), ConsoleProgress(console) as progress:
-        return start(
+        result = start(
             load_run(run, overrides),
             root=runs,
             resume=resume,
@@ -79,6 +80,8 @@ def train_on_console(
             preparing=progress.preparing,
             command=resume_command(run, overrides, runs),
         )
+    leave()
+    return result
 
 
 def _is_first() -> bool:

@@ -7,7 +7,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from anyformer.nn.attention import GroupedAttention
+from anyformer.nn.position import angles_at, pairs
 from anyformer.nn.roles import roles
+from anyformer.spec.parts import Rope
 
 
 @dataclass(frozen=True)
@@ -19,6 +22,8 @@ class Init:
         residual: the std of matrices that write to the residual stream, before `depth`.
         depth: divide that std by √(2·n_layers), so that the stream's variance does not grow with depth (Radford et al.
             2019, section 2.3), or leave it ("none"), or start these matrices at zero ("zero").
+        look_back: head h of the first layer begins by looking h + 1 tokens back: the size of the biases of rotary
+            queries and keys that make it so (3 is strong); 0 leaves these biases at zero. See `look_back`.
     """
 
     embedding: float | None = 0.02
@@ -27,6 +32,7 @@ class Init:
     hidden: float | None = 0.02
     residual: float | None = 0.02
     depth: Literal["sqrt", "none", "zero"] = "sqrt"
+    look_back: float = 0.0
 
 
 INITS: dict[str, Init] = {
@@ -71,6 +77,36 @@ def initialise(model: nn.Module, n_layers: int, *, seed: int, init: str | Init) 
                 if role == "residual":
                     std *= {"sqrt": (2 * n_layers) ** -0.5, "none": 1.0, "zero": 0.0}[rules.depth]
                 parameter.copy_(_normal(parameter, std, generator))
+    if rules.look_back:
+        attentions = [module for module in model.modules() if isinstance(module, GroupedAttention)]
+        for index, attention in enumerate(attentions):
+            look_back(attention, rules.look_back, first=index == 0)
+
+
+def look_back(attention: GroupedAttention, size: float, *, first: bool) -> None:
+    """Sets the biases of rotary queries and keys so that head h of a first layer looks h + 1 tokens back.
+
+    With key biases (a, 0) and query biases a·(cos(m·f), −sin(m·f)) in the pair of frequency f, the rotated product of a
+    query at i and a key at j is a²·Σ_f cos(f·(i − j − m)), largest at j = i − m. Other layers get the key biases alone,
+    which do nothing until a query learns to use them.
+
+    Raises:
+        ValueError: attention without rotary positions or without biases of queries and keys.
+    """
+    spec, position = attention.spec, attention.spec.position
+    if not isinstance(position, Rope) or not spec.qkv_bias:
+        raise ValueError("look_back sets the biases of rotary queries and keys: it needs a rope and qkv_bias = true")
+    width = position.width(spec.d_head)
+    offsets = torch.arange(1, spec.n_heads + 1)
+    angles = angles_at(offsets, position.theta, width, torch.float32)
+    q, k = torch.zeros(spec.n_heads, spec.d_head), torch.zeros(spec.n_kv_heads, spec.d_head)
+    pairs(k[:, :width], position.layout)[0].fill_(size)
+    if first:
+        a, b = pairs(q[:, :width], position.layout)
+        a.copy_(size * angles.cos())
+        b.copy_(-size * angles.sin())
+    attention.q.bias.copy_(q.flatten())
+    attention.k.bias.copy_(k.flatten())
 
 
 def _normal(like: Tensor, std: float, generator: torch.Generator) -> Tensor:

@@ -48,7 +48,7 @@ def rotate(x: Tensor, tables: Rotation, layout: str) -> Tensor:
     return turned if width == x.shape[-1] else torch.cat([turned, x[..., width:]], -1)
 
 
-def _pairs(x: Tensor, layout: str) -> tuple[Tensor, Tensor]:
+def pairs(x: Tensor, layout: str) -> tuple[Tensor, Tensor]:
     """The first and the second members of all pairs, as views."""
     if layout == "half":
         return x[..., : x.shape[-1] // 2], x[..., x.shape[-1] // 2 :]
@@ -63,7 +63,7 @@ class _Rotate(torch.autograd.Function):
         ctx.save_for_backward(cos, sin)
         ctx.layout = layout
         turned = x * cos
-        (first, second), (a, b), (to_a, to_b) = _pairs(turned, layout), _pairs(x, layout), _pairs(sin, layout)
+        (first, second), (a, b), (to_a, to_b) = pairs(turned, layout), pairs(x, layout), pairs(sin, layout)
         first.addcmul_(b, to_a)
         second.addcmul_(a, to_b)
         return turned

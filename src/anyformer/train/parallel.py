@@ -154,6 +154,12 @@ def join(device: str, batch: int) -> tuple[World, torch.device]:
     return Group(found), found
 
 
+def leave() -> None:
+    """Ends what `join` began; nothing where it began nothing."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
 def device_of(name: str, where: str = "train.device") -> torch.device:
     """The device that a name means: "auto" is CUDA where it is there, else the CPU. Raises `UserError`."""
     if name == "auto":

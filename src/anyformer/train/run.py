@@ -161,6 +161,7 @@ class Initial(Part):
     hidden: NonNegative | None = None
     residual: NonNegative | None = None
     depth: Literal["sqrt", "none", "zero"] = "sqrt"
+    look_back: NonNegative = 0.0
 
 
 class ScaledInit(Part):
