@@ -168,16 +168,25 @@ def working_per_token(block: BlockSpec, c: int) -> int:
     return max((4 if isinstance(f, Gated) else 2) * f.d_ff, attention) + 4 * c
 
 
+def forward_per_token(block: BlockSpec, c: int) -> int:
+    """Elements per token that a block's forward pass holds at once where nothing is kept for a backward pass."""
+    a, f = block.attention, block.ffn
+    attention = 2 * a.n_heads * a.d_head + a.n_kv_heads * (a.d_head + a.d_value) + a.n_heads * a.d_value
+    return 2 * c + max(attention, (3 if isinstance(f, Gated) else 2) * f.d_ff)
+
+
 @dataclass(frozen=True)
 class Memory:
-    """Bytes while training one micro-batch, by purpose.
+    """Bytes while training one micro-batch, or with optimizer "none" while predicting, by purpose.
 
-    `logits` are the scores with what the loss makes of them, `working` the gradients inside one block's backward pass.
+    `logits` are the scores with what the loss makes of them, `working` what one block holds besides: the gradients
+    inside its backward pass, or the tensors of its forward pass where nothing is trained.
     """
 
     weights: int
     gradients: int
     optimizer: int
+    cache: int
     activations: int
     logits: int
     working: int
@@ -185,7 +194,7 @@ class Memory:
     @property
     def live(self) -> int:
         """The most that is in use at one time: the loss and a block's backward pass do not meet."""
-        held = self.weights + self.gradients + self.optimizer + self.activations
+        held = self.weights + self.gradients + self.optimizer + self.cache + self.activations
         return held + max(self.logits, self.working)
 
     @property
@@ -233,16 +242,27 @@ class Plan:
             ("", "training, all of T×S", si(self.flops_training_per_token)),
             ("KV cache", f"a token, {self.dtype}", binary(self.cache_bytes_per_token)),
             ("", f"batch {self.batch} × {self.context} tokens", binary(self.cache_bytes)),
-            ("training memory", "weights", binary(self.memory.weights)),
-            ("", "gradients", binary(self.memory.gradients)),
-            ("", f"{self.optimizer} state", binary(self.memory.optimizer)),
-            ("", f"activations, batch {self.batch} × {self.context}", binary(self.memory.activations)),
-            ("", "logits and their gradient", binary(self.memory.logits)),
-            ("", "gradients inside a block", binary(self.memory.working)),
-            ("", "peak, the allocator's share included", binary(self.memory.peak)),
+            *self._memory_rows(),
         ]
         first, second = (max(len(row[i]) for row in rows) for i in (0, 1))
         return "\n".join(f"{a:{first}}  {b:{second}}  {c}".rstrip() for a, b, c in rows)
+
+    def _memory_rows(self) -> list[tuple[str, str, str]]:
+        m, where = self.memory, f"batch {self.batch} × {self.context}"
+        trains = self.optimizer != "none"
+        rows = [
+            ("weights", m.weights),
+            ("gradients", m.gradients),
+            (f"{self.optimizer} state", m.optimizer),
+            ("KV cache", m.cache),
+            (f"activations, {where}", m.activations),
+            (f"logits{' and their gradient' if trains else ''}, {where}", m.logits),
+            (f"{'gradients' if trains else 'tensors'} inside a block", m.working),
+            ("peak, the allocator's share included", m.peak),
+        ]
+        title = "training memory" if trains else "memory"
+        shown = [(name, size) for name, size in rows if size]
+        return [("" if index else title, name, binary(size)) for index, (name, size) in enumerate(shown)]
 
 
 def si(number: float) -> str:
@@ -297,24 +317,35 @@ OPTIMIZER_COPIES = {"adamw": (2, 2), "muon": (1, 2), "sgd": (0, 0), "none": (0, 
 
 
 def _memory(spec: ModelSpec, batch: int, context: int, dtype: str, optimizer: str) -> Memory:
-    size, tokens, c = BYTES[dtype], batch * context, spec.decoder.d_model
+    size, tokens = BYTES[dtype], batch * context
     listed = list(parameters(spec))
     total = sum(p.size for p in listed)
-    matrices = sum(p.size for p in listed if p.role in ("hidden", "residual"))
-    for_matrices, for_others = OPTIMIZER_COPIES[optimizer]
-    saved = c + sum(saved_per_token(block, c) for block in spec.decoder.blocks)
-    saved += _norm_saved(spec.decoder.final_norm, c) + c
-    trains = optimizer != "none"
-    # The loss holds the scores, their log-softmax and one gradient at once, all in float32.
-    logits = 3 * 4 * tokens * spec.vocab_size if trains and spec.head is not None else size * tokens * spec.vocab_size
+    scores = 0 if spec.head is None else tokens * spec.vocab_size
+    if optimizer == "none":
+        widest = max(forward_per_token(block, spec.decoder.d_model) for block in spec.decoder.blocks)
+        cache = batch * context * cache_bytes_per_token(spec, dtype)
+        return Memory(size * total, 0, 0, cache, 0, size * scores, size * tokens * widest)
     return Memory(
         weights=size * total,
-        gradients=size * total if trains else 0,
-        optimizer=4 * (for_matrices * matrices + for_others * (total - matrices)),
-        activations=size * tokens * saved if trains else size * tokens * 4 * c,
-        logits=logits,
-        working=size * tokens * max(working_per_token(block, c) for block in spec.decoder.blocks) if trains else 0,
+        gradients=size * total,
+        optimizer=size * _state_elements(listed, optimizer),
+        cache=0,
+        activations=size * tokens * _saved_per_token(spec),
+        # The loss holds the scores, their log-softmax and one gradient at once, all in float32 at least.
+        logits=3 * max(4, size) * scores,
+        working=size * tokens * max(working_per_token(block, spec.decoder.d_model) for block in spec.decoder.blocks),
     )
+
+
+def _state_elements(listed: list[Parameter], optimizer: str) -> int:
+    for_matrices, for_others = OPTIMIZER_COPIES[optimizer]
+    matrices = sum(p.size for p in listed if p.role in ("hidden", "residual"))
+    return for_matrices * matrices + for_others * (sum(p.size for p in listed) - matrices)
+
+
+def _saved_per_token(spec: ModelSpec) -> int:
+    c = spec.decoder.d_model
+    return 2 * c + sum(saved_per_token(b, c) for b in spec.decoder.blocks) + _norm_saved(spec.decoder.final_norm, c)
 
 
 def plan(
@@ -333,6 +364,9 @@ def plan(
         context = spec.decoder.max_positions or 1024
     if batch < 1 or context < 1:
         raise UserError("a plan needs at least one row of one token", got=f"batch={batch}, context={context}")
+    rows = spec.decoder.max_positions
+    if isinstance(spec.decoder.embed.position, Learned) and rows is not None and context > rows:
+        raise UserError("the context is past the learned positions", where="context", got=context, expected=f"≤ {rows}")
     for word, known in ((dtype, BYTES), (optimizer, OPTIMIZER_COPIES)):
         if word not in known:
             raise UserError(

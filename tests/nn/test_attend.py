@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 import anyformer.nn.attend.fused as fused
 from anyformer.nn.attend import DenseBias, Unsupported, attend, choose, masks
 from anyformer.nn.attend.call import checked
-from anyformer.nn.attend.reference import attend_with_weights
+from anyformer.nn.attend.reference import mixed
+from anyformer.nn.attend.reference import weights as weights_of
 from nn import naive
 
 B, T, S, H, G, D, DV = 2, 5, 7, 6, 3, 4, 3
@@ -483,7 +484,8 @@ def test_dropout_keeps_the_mean(backend):
 def test_weights_are_a_distribution():
     q, k, v = inputs()
     call = checked(q, k, v, DESCRIPTIONS["padding"][0], None, None, None, None, 0.0)
-    out, weights = attend_with_weights(call)
+    weights = weights_of(call)
+    out = mixed(call, weights)
     mask = DESCRIPTIONS["padding"][0].mask(T, S).expand(B, H, T, S)
     assert (weights[~mask] == 0).all()
     assert (weights[mask] > 0).all()

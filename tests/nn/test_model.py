@@ -58,9 +58,10 @@ def test_a_model_without_a_head():
         ({"tokens": torch.zeros(1, 2, dtype=torch.bool)}, "got torch.bool"),
         ({"tokens": torch.tensor([[3, 19]])}, r"token id 19 is outside the vocabulary of 19 \(0 … 18\)"),
         ({"tokens": torch.tensor([[3, -1]])}, "token id -1 is outside the vocabulary of 19"),
-        ({"embeddings": torch.zeros(1, 2, 19)}, r"embeddings are \[B, T, 20\]; got \[1, 2, 19\]"),
-        ({"embeddings": torch.zeros(2, 20)}, r"got \[2, 20\]"),
-        ({"embeddings": torch.zeros(1, 0, 20)}, r"got \[1, 0, 20\]"),
+        ({"embeddings": torch.zeros(1, 2, 19)}, r"numbers \[B, T, 20\]; got torch.float32 \[1, 2, 19\]"),
+        ({"embeddings": torch.zeros(2, 20)}, r"got torch.float32 \[2, 20\]"),
+        ({"embeddings": torch.zeros(1, 2, 20, dtype=torch.int64)}, "floating-point numbers .* got torch.int64"),
+        ({"embeddings": torch.zeros(1, 0, 20)}, r"got torch.float32 \[1, 0, 20\]"),
     ],
 )
 def test_input_that_cannot_be_is_refused(arguments, said):

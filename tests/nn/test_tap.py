@@ -181,3 +181,36 @@ def test_overflow_in_half_precision_is_named():
         model.layers()[1].ffn.up.weight.mul_(2000)
         model.layers()[1].ffn.down.weight.mul_(2000)
     assert model.trace_nonfinite(ids(1, 3, 19)) == "blocks.1.mlp_out"
+
+
+def test_a_name_that_meets_no_site_is_refused():
+    model = made(LLAMA)
+    tokens = ids(1, 3, 19)
+    with pytest.raises(ValueError, match=r"'blocks.0.resid_pots'; did you mean 'blocks.0.resid_post'"):
+        model(tokens, tap=Tap(record=["blocks.0.resid_pots"]))
+    with pytest.raises(ValueError, match="sites end in .*attn_out"):
+        model(tokens, tap=Tap(edit={"xyz": lambda x: x}))
+    with pytest.raises(ValueError, match="logits"):
+        model.hidden(tokens, tap=Tap(record=["logits"]))
+
+
+@torch.no_grad()
+def test_a_pattern_edited_in_place_mixes_the_values():
+    model = made(LLAMA)
+    tokens = ids(1, 5, 19)
+
+    def zero(p):
+        p.zero_()
+        return p
+
+    inside = model(tokens, tap=Tap(edit={"blocks.0.pattern": zero}))
+    outside = model(tokens, tap=Tap(edit={"blocks.0.pattern": torch.zeros_like}))
+    torch.testing.assert_close(inside, outside)
+    assert (inside - model(tokens)).abs().max() > 1e-2
+
+
+@torch.no_grad()
+def test_a_model_without_a_head_is_traced_too():
+    model = made({**LLAMA, "head": "none", "tie": False})
+    model.decoder.blocks[0].ffn.down.weight.fill_(3e38)
+    assert model.trace_nonfinite(ids(1, 3, 19)) == "blocks.0.mlp_out"

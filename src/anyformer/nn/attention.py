@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 from anyformer.nn.attend import Backend, attend
 from anyformer.nn.attend.call import checked
-from anyformer.nn.attend.reference import attend_with_weights
+from anyformer.nn.attend.reference import mixed, weights
 from anyformer.nn.frame import Frame
 from anyformer.nn.layers import Linear, norm_layer
 from anyformer.nn.position import rotate
@@ -82,13 +82,6 @@ class GroupedAttention(nn.Module):
         return q, k
 
     def _with_pattern(self, q: Tensor, k: Tensor, v: Tensor, frame: Frame, dropout: float, tap: AnyTap) -> Tensor:
-        """Attention whose weights a tap sees; an edited pattern is the one that mixes the values."""
+        """Attention whose weights a tap sees; the pattern as the tap leaves it is the one that mixes the values."""
         call = checked(q, k, v, frame.visible, None, None, None, None, dropout)
-        z, pattern = attend_with_weights(call)
-        seen = tap("pattern", pattern)
-        if seen is pattern:
-            return z
-        b, h, t, s = seen.shape
-        g = v.shape[2]
-        grouped = seen.to(v.dtype).reshape(b, g, h // g, t, s)
-        return (grouped @ v.permute(0, 2, 1, 3)[:, :, None]).permute(0, 3, 1, 2, 4).reshape(b, t, h, -1)
+        return mixed(call, tap("pattern", weights(call)))

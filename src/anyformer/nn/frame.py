@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from anyformer.nn.attend.masks import All, Causal, Padding, Segments, Visible
+from anyformer.nn.attend.masks import Causal, Padding, Segments, Visible
 from anyformer.nn.cache import StaticCache, Step
 from anyformer.nn.position import Rotation, rotation
 from anyformer.spec.parts import Rope
@@ -19,11 +19,12 @@ class Frame:
     visible: Visible
     cache: StaticCache | None = None
     step: Step | None = None
-    _rotations: dict[tuple[Rope, int, torch.dtype], Rotation] = field(default_factory=dict)
+    # Keyed by plain values: a compiler cannot trace the hash of a specification.
+    _rotations: dict[tuple[float, float, str, int, torch.dtype], Rotation] = field(default_factory=dict)
 
     def rotation(self, rope: Rope, d_head: int, dtype: torch.dtype) -> Rotation:
         """The rotary tables of this call, made once for all layers that share them."""
-        key = (rope, d_head, dtype)
+        key = (rope.theta, rope.fraction, rope.layout, d_head, dtype)
         if key not in self._rotations:
             self._rotations[key] = rotation(rope, d_head, self.positions, dtype)
         return self._rotations[key]
@@ -71,10 +72,6 @@ class Frame:
             positions = default_positions(b, t, padding, segments, x.device)
         return Frame(positions, visible, cache, step)
 
-    def narrowed(self) -> All:
-        """The visibility as terms and positions, for a look from outside."""
-        return All.of(self.visible)
-
 
 def _check(value: Tensor | None, name: str, dtype: torch.dtype, shape: tuple[int, int]) -> None:
     if value is None:
@@ -102,6 +99,8 @@ def default_positions(
 
 def _check_contiguous(segments: Tensor, fresh: Tensor) -> None:
     """A document that goes on after another would have its positions counted wrongly."""
+    if torch.compiler.is_compiling():
+        return
     ordered = segments.sort(1).values
     distinct = 1 + (ordered[:, 1:] != ordered[:, :-1]).sum(1)
     broken = torch.nonzero(fresh.sum(1) != distinct)

@@ -7,29 +7,36 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anyformer.nn.precision import exact
 from anyformer.nn.rms import rms_norm
 from anyformer.nn.roles import Role
 from anyformer.spec.parts import LayerNorm, NoNorm, Norm, RMSNorm
 
 
 class _ReLU2(torch.autograd.Function):
-    """Keeps relu(x) alone; two kernels each way, where autograd's chain has six."""
+    """Keeps x alone, in few kernels each way."""
+
+    generate_vmap_rule = True
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(x: Tensor) -> Tensor:
         r = F.relu(x)
-        ctx.save_for_backward(r)
         return r * r
 
     @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (r,) = ctx.saved_tensors
-        doubled: Tensor = 2 * (r * grad)
-        return doubled
+        (x,) = ctx.saved_tensors
+        return 2 * (F.relu(x) * grad)
 
 
 def relu2(x: Tensor) -> Tensor:
     """max(x, 0)² (So et al. 2021)."""
+    if torch.compiler.is_compiling():
+        return F.relu(x).square()
     squared: Tensor = _ReLU2.apply(x)  # type: ignore[no-untyped-call]
     return squared
 
@@ -67,12 +74,12 @@ class NormLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[…, width] -> the same."""
-        exact = torch.promote_types(x.dtype, torch.float32)
-        weight = None if self.weight is None else self.weight.to(exact)
+        wide = exact(x.dtype)
+        weight = None if self.weight is None else self.weight.to(wide)
         if self.centred:
-            bias = None if self.bias is None else self.bias.to(exact)
-            return F.layer_norm(x.to(exact), (self.width,), weight, bias, self.eps).to(x.dtype)
-        return rms_norm(x.to(exact), weight, self.eps).to(x.dtype)
+            bias = None if self.bias is None else self.bias.to(wide)
+            return F.layer_norm(x.to(wide), (self.width,), weight, bias, self.eps).to(x.dtype)
+        return rms_norm(x.to(wide), weight, self.eps).to(x.dtype)
 
     def extra_repr(self) -> str:
         """The kind and its numbers."""

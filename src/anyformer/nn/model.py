@@ -1,11 +1,13 @@
 """The one model: embedding, blocks, final norm, head, as its specification says."""
 
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
-from anyformer.nn.attend import BACKENDS, Backend
+from anyformer.nn.attend import BACKENDS, Backend, choose
+from anyformer.nn.attend.call import checked
+from anyformer.nn.attend.masks import Causal
 from anyformer.nn.block import Block
 from anyformer.nn.cache import StaticCache
 from anyformer.nn.embed import EmbedLayer, HeadLayer
@@ -14,6 +16,14 @@ from anyformer.nn.init import Init, initialise
 from anyformer.nn.layers import norm_layer
 from anyformer.nn.tap import Finite, Tap, Under, see
 from anyformer.spec.parts import BlockSpec, ModelSpec, StackSpec
+
+
+class Choice(NamedTuple):
+    """A layer's attention backend and the reason for it."""
+
+    layer: str
+    backend: str
+    why: str
 
 
 class Stack(nn.Module):
@@ -67,9 +77,9 @@ class Model(nn.Module):
                 again in each.
             positions: int64 [T] or [B, T] for the position encodings; what a token sees follows the order of the row.
             cache: attends over what it stores and the new tokens, then stores these and advances. A row that is all
-                padding stays as it was.
+                padding stays as it was. What it stores is detached: gradients reach the tokens of this call alone.
             last_only: the head at each row's last real position alone, [B, 1, V].
-            tap: looks at or edits named activations.
+            tap: looks at or edits named activations; a name that meets no site is refused.
 
         Raises:
             ValueError: the model has no head; arguments that do not go together; ids outside the vocabulary; positions
@@ -81,8 +91,7 @@ class Model(nn.Module):
         if last_only:
             hidden = _last(hidden, padding)
         logits = see(tap, "logits", self.head(hidden, self.decoder.embed.token.weight))
-        if cache is not None and frame.step is not None:
-            cache.advance(frame.step)
+        _finish(frame, tap)
         return logits
 
     def hidden(
@@ -98,8 +107,7 @@ class Model(nn.Module):
     ) -> Tensor:
         """Hidden states [B, T, C] after the final norm. Arguments as in a call."""
         hidden, frame = self._run(tokens, embeddings, padding, segments, positions, cache, tap)
-        if cache is not None and frame.step is not None:
-            cache.advance(frame.step)
+        _finish(frame, tap)
         return hidden
 
     def _run(
@@ -126,8 +134,10 @@ class Model(nn.Module):
             return self.decoder.embed.lookup(tokens)
         assert embeddings is not None
         c = self.spec.decoder.d_model
-        if embeddings.dim() != 3 or embeddings.shape[-1] != c or not embeddings.numel():
-            raise ValueError(f"embeddings are [B, T, {c}]; got {list(embeddings.shape)}")
+        fits = embeddings.dim() == 3 and embeddings.shape[-1] == c and embeddings.numel()
+        if not fits or not embeddings.is_floating_point():
+            got = f"{embeddings.dtype} {list(embeddings.shape)}"
+            raise ValueError(f"embeddings are floating-point numbers [B, T, {c}]; got {got}")
         return embeddings
 
     def new_cache(self, batch: int, capacity: int, kind: str = "static") -> StaticCache:
@@ -144,7 +154,7 @@ class Model(nn.Module):
 
     def layers(self) -> list[Block]:
         """The blocks, first to last."""
-        return [block for block in self.decoder.blocks if isinstance(block, Block)]
+        return [cast(Block, block) for block in self.decoder.blocks]
 
     def use_backend(self, backend: Backend) -> "Model":
         """Makes every layer compute attention by the named backend ("auto" chooses). Returns the model."""
@@ -164,8 +174,44 @@ class Model(nn.Module):
             if not bool(torch.isfinite(parameter).all()):
                 return f"parameter {name}"
         tap = Finite()
-        self(tokens, **arguments, tap=tap)
+        run = self.hidden if self.head is None else self
+        run(tokens, **arguments, tap=tap)
         return tap.first
+
+    def explain(
+        self, *, batch: int = 1, context: int | None = None, cached: int = 0, training: bool = False
+    ) -> list[Choice]:
+        """Which attention backend each layer takes for such a call, and why. Nothing is computed.
+
+        Args:
+            batch: rows.
+            context: new tokens a row; the model's context, or 1,024, where None.
+            cached: tokens that a cache holds already.
+            training: whether gradients are wanted.
+        """
+        t = context or self.spec.decoder.max_positions or 1024
+        found: list[Choice] = []
+        for index, block in enumerate(self.layers()):
+            spec = block.attention.spec
+            shapes = (
+                (batch, t, spec.n_heads, spec.d_head),
+                (batch, cached + t, spec.n_kv_heads, spec.d_head),
+                (batch, cached + t, spec.n_kv_heads, spec.d_value),
+            )
+            q, k, v = (torch.empty(shape, device="meta", requires_grad=training) for shape in shapes)
+            call = checked(q, k, v, Causal(), None, None, None, None, spec.dropout if training else 0.0)
+            asked = block.attention.backend
+            name, why = choose(call) if asked == "auto" else (asked, "asked for")
+            found.append(Choice(f"blocks.{index}", name, why))
+        return found
+
+
+def _finish(frame: Frame, tap: Tap | None) -> None:
+    """The last acts of a call: the cache counts what it stored, a tap's names are held to the sites there were."""
+    if frame.cache is not None and frame.step is not None:
+        frame.cache.advance(frame.step)
+    if tap is not None:
+        tap.check()
 
 
 def _last(hidden: Tensor, padding: Tensor | None) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from anyformer.nn.precision import exact
 from anyformer.spec.parts import Rope, Sinusoidal
 
 Rotation = tuple[Tensor, Tensor]
@@ -17,9 +18,9 @@ Rotation = tuple[Tensor, Tensor]
 
 def angles_at(positions: Tensor, theta: float, width: int, dtype: torch.dtype) -> Tensor:
     """position · theta^(−2i / width) for i = 0 … width/2 − 1: [..., width / 2] in `dtype`, at least float32."""
-    exact = torch.promote_types(dtype, torch.float32)
-    powers = torch.arange(0, width, 2, device=positions.device, dtype=exact) / width
-    return positions[..., None].to(exact) * (1.0 / theta**powers)
+    wide = exact(dtype)
+    powers = torch.arange(0, width, 2, device=positions.device, dtype=wide) / width
+    return positions[..., None].to(wide) * (1.0 / theta**powers)
 
 
 def rotation(rope: Rope, d_head: int, positions: Tensor, dtype: torch.dtype) -> Rotation:
@@ -42,10 +43,18 @@ def rotate(x: Tensor, tables: Rotation, layout: str) -> Tensor:
     cos, sin = tables
     width = cos.shape[-1]
     turning = x[..., :width] if width < x.shape[-1] else x
-    exact = turning.to(torch.promote_types(x.dtype, torch.float32))
-    turned: Tensor = _Rotate.apply(exact, cos, sin, layout)  # type: ignore[no-untyped-call]
-    turned = turned.to(x.dtype)
+    turned = _turned(turning.to(exact(x.dtype)), cos, sin, layout).to(x.dtype)
     return turned if width == x.shape[-1] else torch.cat([turned, x[..., width:]], -1)
+
+
+def _turned(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
+    if torch.compiler.is_compiling():
+        # A compiler fuses single operations by itself and does not trace a Function.
+        a, b = pairs(x, layout)
+        swapped = torch.cat([b, a], -1) if layout == "half" else torch.stack([b, a], -1).flatten(-2)
+        return x * cos + swapped * sin
+    turned: Tensor = _Rotate.apply(x, cos, sin, layout)  # type: ignore[no-untyped-call]
+    return turned
 
 
 def pairs(x: Tensor, layout: str) -> tuple[Tensor, Tensor]:
@@ -58,10 +67,15 @@ def pairs(x: Tensor, layout: str) -> tuple[Tensor, Tensor]:
 class _Rotate(torch.autograd.Function):
     """A rotation, whose gradient is the rotation back: it keeps the tables and nothing of x."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, str], output: Tensor) -> None:
+        _, cos, sin, ctx.layout = inputs
         ctx.save_for_backward(cos, sin)
-        ctx.layout = layout
+
+    @staticmethod
+    def forward(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
         turned = x * cos
         (first, second), (a, b), (to_a, to_b) = pairs(turned, layout), pairs(x, layout), pairs(sin, layout)
         first.addcmul_(b, to_a)

@@ -5,7 +5,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
@@ -16,7 +15,7 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """
     if x.device.type != "cpu" or torch.compiler.is_compiling():
         return F.rms_norm(x, (x.shape[-1],), weight, eps)
-    normed: Tensor = _RMSNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call]
+    normed: Tensor = _RMSNorm.apply(x, weight, eps)[0]  # type: ignore[no-untyped-call]
     return normed
 
 
@@ -28,16 +27,22 @@ class _RMSNorm(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    def forward(x: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
         r = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
-        ctx.save_for_backward(x, r, weight)
-        y: Tensor = x * r
-        return y if weight is None else y.mul_(weight)
+        y = x * r
+        return (y if weight is None else y.mul_(weight)), r
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor | None, float], output: tuple[Tensor, Tensor]) -> None:
+        x, weight, ctx.eps = inputs
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(x, output[1], weight)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor, _: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, r, weight = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return _differentiable(dy, x, weight, ctx.eps)
         c = x.shape[-1]
         wants = [True, weight is not None, False]
         dx, dw, _ = torch.ops.aten.native_layer_norm_backward(
@@ -45,3 +50,15 @@ class _RMSNorm(torch.autograd.Function):
         )
         total = dy.sum(-1, keepdim=True) if weight is None else (dy @ weight).unsqueeze(-1)
         return dx.addcmul_(r, total, value=1 / c), dw, None
+
+
+def _differentiable(
+    dy: Tensor, x: Tensor, weight: Tensor | None, eps: float
+) -> tuple[Tensor | None, Tensor | None, None]:
+    """The same gradients from single operations, for those who differentiate again."""
+    r = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+    normed = x * r
+    g = dy if weight is None else dy * weight
+    dx = r * (g - normed * (g * normed).mean(-1, keepdim=True))
+    dw = None if weight is None else (dy * normed).flatten(0, -2).sum(0)
+    return dx, dw, None

@@ -1,6 +1,7 @@
 """Named activation sites: look at them or change them while a model runs. A model without a tap pays nothing."""
 
 from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 import torch
@@ -25,6 +26,7 @@ class Tap:
         self.record = tuple(record)
         self.edit = dict(edit or {})
         self.values: dict[str, Tensor] = {}
+        self._offered: set[str] = set()
 
     def wants(self, site: str) -> bool:
         """Whether anything is recorded or edited at `site`."""
@@ -32,12 +34,24 @@ class Tap:
 
     def __call__(self, site: str, value: Tensor) -> Tensor:
         """The value to go on with at `site`, recorded after its edits."""
+        self._offered.add(site)
         for pattern, change in self.edit.items():
             if fnmatchcase(site, pattern):
                 value = change(value)
         if any(fnmatchcase(site, pattern) for pattern in self.record):
             self.values[site] = value
         return value
+
+    def check(self) -> None:
+        """Raises `ValueError` for a name or pattern that met no site in the calls so far."""
+        for pattern in (*self.record, *self.edit):
+            if not any(fnmatchcase(site, pattern) for site in self._offered):
+                near = get_close_matches(pattern, self._offered, n=1)
+                known = ", ".join(sorted({site.rpartition(".")[2] for site in self._offered}))
+                raise ValueError(
+                    f"no activation site is called {pattern!r}; "
+                    + (f"did you mean {near[0]!r}?" if near else f"sites end in {known}")
+                )
 
 
 class Finite(Tap):
@@ -46,17 +60,14 @@ class Finite(Tap):
     def __init__(self) -> None:
         super().__init__()
         self.first: str | None = None
-        self.counts: tuple[int, int] = (0, 0)
 
     def wants(self, site: str) -> bool:  # noqa: D102
         return not site.endswith("pattern")
 
     def __call__(self, site: str, value: Tensor) -> Tensor:
         """The value itself."""
-        if self.first is None:
-            bad = int((~torch.isfinite(value)).sum())
-            if bad:
-                self.first, self.counts = site, (bad, value.numel())
+        if self.first is None and not bool(torch.isfinite(value).all()):
+            self.first = site
         return value
 
 
