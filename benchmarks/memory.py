@@ -1,17 +1,32 @@
 """Planned against measured peak memory of a training step on the CPU, each case in a process of its own.
 
-    python benchmarks/memory.py
+    python benchmarks/memory.py [--smallest]
 
-The measured figure is the peak of resident memory during two steps (forward, loss, backward, AdamW) less the resident
-memory before the model was built.
+The measured figure is the peak of resident memory during two steps (forward, loss, backward, our optimiser) less the
+resident memory before the model was built.
 """
 
+import argparse
 import json
 import subprocess
 import sys
 from pathlib import Path
 
+SMALLEST = "llama 2 × 64, vocabulary 256"
+
 CASES = {
+    SMALLEST: dict(
+        recipe={
+            "vocab_size": 256,
+            "d_model": 64,
+            "n_layers": 2,
+            "tie": True,
+            "ffn": "swiglu",
+            "attention": {"n_heads": 2, "position": "rope"},
+        },
+        batch=2,
+        context=64,
+    ),
     "llama 6 × 384, vocabulary 8,192": dict(
         recipe={
             "vocab_size": 8192,
@@ -98,6 +113,19 @@ CASES = {
         batch=32,
         context=256,
     ),
+    "llama 6 × 512, Muon": dict(
+        recipe={
+            "vocab_size": 4096,
+            "d_model": 512,
+            "n_layers": 6,
+            "tie": True,
+            "ffn": "swiglu",
+            "attention": {"n_heads": 8, "n_kv_heads": 4, "position": "rope"},
+        },
+        batch=8,
+        context=256,
+        optimizer="muon",
+    ),
 }
 
 
@@ -115,9 +143,13 @@ def measure(case: dict) -> dict:
     import torch.nn.functional as F
 
     import anyformer as af
-    from anyformer.train.loss import cross_entropy_sum
+    from anyformer.train.loss import summed_loss
+    from anyformer.train.optim import Optimizer
+    from anyformer.train.run import AdamW, Muon
 
     spec = af.load_spec(case["recipe"])
+    kind = case.get("optimizer", "adamw")
+    choice = {"adamw": AdamW, "muon": Muon}[kind]()
     # Threads, kernels and allocator come up outside the measured stretch.
     warm = torch.nn.Linear(8, 8)
     torch.optim.AdamW(warm.parameters(), fused=True)
@@ -126,30 +158,35 @@ def measure(case: dict) -> dict:
     Path("/proc/self/clear_refs").write_text("5")
     before = resident("VmRSS")
     model = af.build(spec).train()
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    optimizer = Optimizer(model, choice)
     tokens = torch.randint(0, spec.vocab_size, (case["batch"], case["context"] + 1))
     for _ in range(2):
-        optimizer.zero_grad(set_to_none=True)
-        logits = model(tokens[:, :-1])
-        loss, count = cross_entropy_sum(logits, tokens[:, 1:])
-        del logits
-        (loss / count).backward()
+        optimizer.zero_grad()
+        loss = summed_loss(model(tokens[:, :-1]), tokens[:, 1:])
+        (loss / tokens[:, 1:].numel()).backward()
         optimizer.step()
-    memory = af.plan(spec, batch=case["batch"], context=case["context"]).memory
+    memory = af.plan(spec, batch=case["batch"], context=case["context"], optimizer=kind).memory
     return {"measured": resident("VmHWM") - before, "planned": memory.peak}
 
 
 def main() -> None:
-    """Every case in its own process, a table at the end."""
-    if len(sys.argv) > 1:
-        print(json.dumps(measure(json.loads(sys.argv[1]))))
+    """Every case in its own process, one line each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--smallest", action="store_true", help="one tiny case alone, to see that this runs")
+    parser.add_argument("--case", help=argparse.SUPPRESS)  # what a process of its own is started with
+    arguments = parser.parse_args()
+    if arguments.case:
+        print(json.dumps(measure(json.loads(arguments.case))))
         return
     print(f"{'case':50} {'planned':>10} {'measured':>10}   ratio")
     for name, case in CASES.items():
-        run = subprocess.run([sys.executable, __file__, json.dumps(case)], capture_output=True, text=True, check=True)
+        if arguments.smallest != (name == SMALLEST):  # too small to say anything of the plan
+            continue
+        run = subprocess.run([sys.executable, __file__, "--case", json.dumps(case)], stdout=subprocess.PIPE, check=True)
         found = json.loads(run.stdout)
         planned, measured = found["planned"] / 2**20, found["measured"] / 2**20
-        print(f"{name:50} {planned:7.0f} MiB {measured:7.0f} MiB   {planned / measured:.2f}", flush=True)
+        ratio = f"{planned / measured:.2f}" if measured > 0 else "(too small to see)"
+        print(f"{name:50} {planned:7.0f} MiB {measured:7.0f} MiB   {ratio}", flush=True)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from anyformer.errors import UserError
-from anyformer.files import atomic_file, atomic_folder, storage_errors, write_text
+from anyformer.files import atomic_file, atomic_folder, recover, storage_errors, sweep, write_text
 
 
 @pytest.fixture
@@ -184,3 +184,55 @@ def test_the_shape_of_a_message():
     assert str(error) == "this is wrong\n  where: here\n  got: 0\n  expected: 1\n  remedy: write 1"
     assert str(UserError("alone")) == "alone"
     assert isinstance(error, ValueError)
+
+
+BETWEEN = """
+import os, signal, sys
+from pathlib import Path
+from anyformer.files import atomic_folder
+rename = Path.rename
+def dying(self, target):
+    if self.name.endswith(".partial"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return rename(self, target)
+Path.rename = dying
+with atomic_folder(Path(sys.argv[1])) as partial:
+    (partial / "weights").write_text("new")
+"""
+
+
+@pytest.fixture
+def torn(old):
+    """A folder whose writer was killed exactly between the two renames."""
+    done = subprocess.run([sys.executable, "-c", BETWEEN, str(old)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert not old.exists()
+    assert len(strays(old.parent)) == 2
+    return old
+
+
+def test_killed_between_the_renames_the_old_folder_comes_back(torn):
+    recover(torn)
+    assert (torn / "weights").read_text() == "old"
+    recover(torn)
+    sweep(torn.parent, "check*")
+    assert [p.name for p in torn.parent.iterdir()] == ["checkpoint"]
+    assert (torn / "weights").read_text() == "old"
+
+
+def test_sweeping_never_removes_the_only_copy(torn):
+    (torn.parent / ".checkpoint.old").mkdir()
+    (torn.parent / ".other.12345678.partial").mkdir()
+    (torn.parent / ".checkpoint.12345678.partial").write_text("a file half written")
+    sweep(torn.parent, "checkpoint")
+    assert (torn / "weights").read_text() == "old"
+    assert strays(torn.parent) == [".checkpoint.old", ".other.12345678.partial"]
+
+
+def test_the_next_writer_begins_with_the_old_folder(torn):
+    with atomic_folder(torn) as partial:
+        assert (torn / "weights").read_text() == "old"
+        (partial / "weights").write_text("new")
+    assert (torn / "weights").read_text() == "new"
+    assert recover(torn.parent / "absent") is None
+    sweep(torn.parent / "absent", "*")

@@ -1,11 +1,13 @@
 """Files that are whole or absent: everything is written beside its place and then renamed into it."""
 
 import errno
+import glob
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from anyformer.errors import UserError
@@ -42,10 +44,13 @@ def _sync(path: Path) -> None:
 def atomic_folder(path: Path) -> Iterator[Path]:
     """Yields an empty folder beside `path`; it takes the place of `path` only when the block ends well.
 
-    An existing folder at `path` is replaced. A process killed inside the block leaves `path` as it was (and a folder
-    named `.NAME.…partial`, which nothing reads).
+    An existing folder at `path` is replaced, by two renames: it goes to `.NAME.….old/NAME`, and the new one takes its
+    place. A process killed before them leaves `path` as it was (and a folder named `.NAME.….partial`, which nothing
+    reads); one killed exactly between them leaves the old folder, whole, under its hidden name alone, from where
+    `recover` and `sweep` put it back.
     """
     path = Path(path)
+    recover(path)
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent))
@@ -72,6 +77,38 @@ def atomic_folder(path: Path) -> Iterator[Path]:
                 shutil.rmtree(old.parent, ignore_errors=True)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+_LEFTOVER = re.compile(r"\.(?P<name>.+)\.[a-z0-9_]{8}\.(partial|old)")
+"""The hidden names that this module gives out."""
+
+
+def recover(path: Path) -> None:
+    """Puts back the folder `path` if a process that was replacing it was killed between the two renames."""
+    path = Path(path)
+    if path.exists():
+        return
+    kept = [place for place in path.parent.glob(f".{glob.escape(path.name)}.*.old") if (place / path.name).is_dir()]
+    for place in sorted(kept, key=lambda place: place.stat().st_mtime_ns, reverse=True)[:1]:
+        with storage_errors(path), suppress(FileNotFoundError):  # Another process may be doing the same.
+            (place / path.name).rename(path)
+            place.rmdir()
+
+
+def sweep(folder: Path, names: str) -> None:
+    """Removes what killed processes left beside the files and folders of `folder` whose names match the glob `names`.
+
+    A folder whose only copy is the one moved out of the way is put back first.
+    """
+    for leftover in sorted(Path(folder).glob(f".{names}.*")):
+        found = _LEFTOVER.fullmatch(leftover.name)
+        if found is None:
+            continue
+        recover(leftover.with_name(found["name"]))
+        if leftover.is_dir() and not leftover.is_symlink():
+            shutil.rmtree(leftover, ignore_errors=True)
+        else:
+            leftover.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -42,7 +42,8 @@ def test_the_second_derivative_through_a_chain_is_exact():
     x = torch.tensor([3.0], dtype=torch.float64, requires_grad=True)
     (first,) = torch.autograd.grad(relu2(x * x).sum(), x, create_graph=True)
     (second,) = torch.autograd.grad(first.sum(), x)
-    assert first.item() == pytest.approx(108) and second.item() == pytest.approx(108)
+    assert first.item() == pytest.approx(108)
+    assert second.item() == pytest.approx(108)
 
 
 def test_torch_func_differentiates_a_whole_model():

@@ -6,6 +6,7 @@ from anyformer.errors import UserError
 from anyformer.spec import ModelSpec, SpecError, expand, load_recipe, load_spec
 from anyformer.spec.overrides import parse_override
 from anyformer.spec.parts import Dense, Gated, LayerNorm, Learned, NoNorm, NoPosition, Parallel, QKNorm, RMSNorm, Rope
+from anyformer.train.run import load_run
 
 BASE = {
     "vocab_size": 11,
@@ -297,3 +298,31 @@ def test_specifications_are_frozen_and_hashable():
     assert spec != expand({**BASE, "bias": True})
     assert isinstance(spec, ModelSpec)
     assert issubclass(SpecError, UserError)
+
+
+def test_a_recipe_is_found_beside_the_file_that_names_it(tmp_path, monkeypatch):
+    """From any working folder; then as given, then by a shipped name."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "run.toml").write_text('model = "mm.toml"\n', encoding="utf-8")
+    recipe = 'vocab_size = 7\nd_model = 8\nn_layers = 1\nffn = "swiglu"\n[attention]\nn_heads = 2\nposition = "rope"\n'
+    (tmp_path / "sub" / "mm.toml").write_text(recipe, encoding="utf-8")
+    (tmp_path / "mm.toml").write_text(recipe.replace("vocab_size = 7", "vocab_size = 9"), encoding="utf-8")
+    assert load_spec("sub/run.toml").vocab_size == 7
+    (tmp_path / "sub" / "mm.toml").unlink()
+    assert load_spec("sub/run.toml").vocab_size == 9
+    (tmp_path / "sub" / "run.toml").write_text('model = "llama-tiny"\n', encoding="utf-8")
+    assert load_spec("sub/run.toml") == load_spec("llama-tiny")
+
+
+@pytest.mark.parametrize("loader", [load_spec, load_run])
+def test_files_that_name_each_other_in_a_ring_are_refused(tmp_path, loader):
+    (tmp_path / "rec.toml").write_text('model = "rec.toml"\n', encoding="utf-8")
+    with pytest.raises(UserError, match="names itself") as caught:
+        loader(tmp_path / "rec.toml")
+    assert str(caught.value).count("rec.toml →") == 1
+    for here, there in (("a", "b"), ("b", "c"), ("c", "b")):
+        (tmp_path / f"{here}.toml").write_text(f'model = "{there}.toml"\n', encoding="utf-8")
+    with pytest.raises(UserError) as caught:
+        loader(tmp_path / "a.toml")
+    assert "a.toml → b.toml → c.toml → b.toml" in str(caught.value).replace(f"{tmp_path}/", "")

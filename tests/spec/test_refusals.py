@@ -111,6 +111,15 @@ def test_each_rule_says_value_reason_and_remedy(changes, said):
         ({"vocab_size": 0}, "vocab_size = 0: should be greater than or equal to 1"),
         ({"n_layers": 0}, "n_layers = 0: should be greater than or equal to 1"),
         ({"n_layers": 10**12}, "n_layers = 1000000000000: should be less than or equal to 100000"),
+        ({"d_model": 2**70}, f"d_model = {2**70}: should be less than or equal to 1048576"),
+        ({"vocab_size": 2**70}, f"vocab_size = {2**70}: should be less than or equal to 16777216"),
+        ({"max_positions": 2**31 + 1}, "max_positions = 2147483649: should be less than or equal to 2147483648"),
+        ({"attention": heads(n_heads=2**70)}, f"attention.n_heads = {2**70}: should be less than or equal to 65536"),
+        ({"attention": heads(n_kv_heads=2**70)}, f"attention.n_kv_heads = {2**70}: should be less than or equal to"),
+        ({"attention": heads(d_head=2**70)}, f"attention.d_head = {2**70}: should be less than or equal to 1048576"),
+        ({"attention": heads(d_value=2**70)}, f"attention.d_value = {2**70}: should be less than or equal to 1048576"),
+        ({"ffn": {"kind": "swiglu", "d_ff": 2**70}}, f"ffn.d_ff = {2**70}: should be less than or equal to 4194304"),
+        ({"ffn": {"kind": "swiglu", "multiple_of": 2**70}}, f"ffn.multiple_of = {2**70}: should be less than or equal"),
         ({"n_layers": True}, "n_layers = True: should be a valid integer"),
         ({"d_model": "wide"}, "d_model = 'wide': should be a valid integer"),
         ({"d_model": 96.0}, "d_model = 96.0: should be a valid integer"),
@@ -182,6 +191,7 @@ def test_each_field_says_its_value_and_its_range(changes, said):
             "wiring.share_norm: unknown key `share_norm`; did you mean",
         ),
         ({"softcap": 50.0}, "softcap: unknown key `softcap`; known: attention, bias,"),
+        ({"attention": heads(window=64)}, "attention.window: unknown key `window`; known: d_head,"),
         ({"attention": heads(softcap=50.0)}, "attention.softcap: unknown key `softcap`; known: d_head,"),
     ],
 )
@@ -210,7 +220,13 @@ def test_a_misspelt_key_in_a_table_is_not_also_reported_as_missing():
 
 
 def test_a_table_without_its_kind():
-    assert problems(norm={"eps": 1e-5}) == ["norm.kind: is required and not given"]
+    assert problems(norm={"eps": 1e-5}) == ["norm.kind: is required and not given; known: layer, none, rms"]
+    assert problems(ffn={"activation": "relu"}) == [
+        "ffn.kind: is required and not given; known: dense, gated, geglu, reglu, swiglu"
+    ]
+    assert problems(norms={"ffn": {"after": {}}}) == [
+        "norms.ffn.after.kind: is required and not given; known: layer, none, rms"
+    ]
     assert problems(attention={"n_heads": 6}) == ["attention.position: is required and not given"]
 
 
@@ -351,3 +367,23 @@ def test_the_words_of_remedies():
     assert neighbours(1, []) == "no value would do"
     assert did_you_mean("atention", ["attention", "ffn"]) == "attention"
     assert did_you_mean("zzz", ["attention", "ffn"]) is None
+
+
+@pytest.mark.parametrize(
+    "ffn", ["swiglu", {"kind": "dense", "activation": "relu"}, {"kind": "geglu", "multiple_of": 2**20}]
+)
+def test_the_widest_model_is_still_a_model(ffn):
+    """Numbers that follow from the largest d_model are inside their own bounds."""
+    spec = expand({**BASE, "d_model": 2**20, "attention": heads(n_heads=1), "ffn": ffn})
+    assert spec.decoder.blocks[0].ffn.d_ff >= 8 * 2**20 // 3
+
+
+def test_slips_of_one_or_two_letters_are_matched_and_other_words_are_not():
+    known = ["kind", "n_heads", "d_head", "position", "mask", "ffn", "rms", "layer", "activation"]
+    for word, meant in (
+        ("fnn", "ffn"), ("rmz", "rms"), ("knid", "kind"), ("lyaer", "layer"), ("nhead", "n_heads"), ("msk", "mask"),
+        ("postiion", "position"), ("positon", "position"), ("activaton", "activation"), ("acctivatoin", "activation"),
+    ):  # fmt: skip
+        assert did_you_mean(word, known) == meant, word
+    for word in ("window", "softcap", "alibi", "bias", "x", "relu", "groups", "head_dim_per_group"):
+        assert did_you_mean(word, known) is None, word

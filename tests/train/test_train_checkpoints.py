@@ -17,7 +17,7 @@ from anyformer.checkpoint import load
 from anyformer.errors import UserError
 from anyformer.train import state as states
 from anyformer.train import train
-from anyformer.train.state import TrainState, all_steps, latest, point, prune, read_state
+from anyformer.train.state import TrainState, all_steps, latest, point, prune, read_state, step_folder
 
 SOURCE = str(Path(anyformer.__file__).parents[1])
 EVERY = {"train": {"steps": 8, "checkpoint_every": 2, "evaluate_every": 8, "keep": 9}}
@@ -265,3 +265,27 @@ def test_state_and_random_state_come_back(made, tmp_path):
     first = torch.rand(5)
     states.set_random_state(stored, device)
     assert torch.equal(torch.rand(5), first)
+
+
+def tear(folder):
+    """As a writer leaves it that is killed between moving the old folder away and the new one in."""
+    kept = folder.parent / f".{folder.name}.ab12cd34.old"
+    kept.mkdir()
+    folder.rename(kept / folder.name)
+
+
+def test_a_checkpoint_torn_from_its_place_is_put_back(copied):
+    """The newest checkpoint, and the run's own corpus, are each under their hidden name alone."""
+    run = copied / "runs" / "tiny"
+    for step in (2, 4, 6):
+        shutil.rmtree(step_folder(run / "checkpoints", step))
+    tear(last(copied))
+    assert load(run).spec.vocab_size == 257
+    tear(last(copied))
+    tear(run / "corpus")
+    (run / ".corpus.zz12cd34.partial").mkdir()
+    result = longer(copied)
+    assert (result.step, result.finished) == (10, True)
+    first = json.loads((run / "metrics.jsonl").read_text().splitlines()[0])
+    assert first["step"] == 1
+    assert not [*run.glob(".*"), *run.glob("checkpoints/.*")]

@@ -15,9 +15,11 @@ from training_runs import table
 import anyformer
 from anyformer.checkpoint import load
 from anyformer.errors import UserError
+from anyformer.nn.model import build
 from anyformer.report.runs import read_metrics
 from anyformer.train import Diverged, train
 from anyformer.train.schedule import Cosine, ratio
+from anyformer.train.state import read_state
 
 SOURCE = str(Path(anyformer.__file__).parents[1])
 
@@ -213,6 +215,27 @@ def test_a_run_that_is_there_is_neither_overwritten_nor_resumed_unasked(tmp_path
     assert not (result.folder / "checkpoints" / "step-000020").exists()
 
 
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"model": {"vocab_size": 50}}, "smaller than the tokenizer's"),
+        ({"data": {"context": 5000}}, "shorter than the context"),
+        ({"data": {"sources": ["absent.txt"]}}, "no such file"),
+    ],
+)
+def test_a_fresh_run_that_cannot_begin_leaves_the_old_one_whole(tmp_path, changes, said):
+    folder = go(tmp_path, train={"steps": 4}).folder
+    before = contents(folder)
+    (tmp_path / "text.txt").write_text("other text, of which a corpus would be another " * 20)
+    with pytest.raises(UserError, match=said):
+        go(tmp_path, fresh=True, **changes)
+    assert contents(folder) == before
+
+
 def test_resume_needs_a_run_and_the_same_description(tmp_path):
     with pytest.raises(UserError, match="no run to resume"):
         go(tmp_path, resume=True)
@@ -280,6 +303,18 @@ def test_a_signal_ends_after_the_step_and_handlers_come_back(tmp_path, number):
     assert load(result.folder / "checkpoints" / "last").spec.vocab_size == 257
 
 
+def test_an_evaluation_that_gave_way_to_a_stop_is_made_up_for(tmp_path):
+    """Stopped at the last step, before its evaluation: resuming evaluates, and the checkpoint knows it as the best."""
+    result = go(tmp_path, observers=[StopAfter(5)], signals=True, train={"steps": 5, "evaluate_every": 5})
+    assert (result.step, result.finished, result.score) == (5, False, None)
+    assert records(result.folder, "eval") == []
+    result = go(tmp_path, resume=True, train={"steps": 5, "evaluate_every": 5})
+    assert result.finished
+    assert [r["step"] for r in records(result.folder, "eval")] == [5]
+    state = read_state(result.folder / "checkpoints" / "best")
+    assert (state.best_step, state.evaluated, state.best_loss) == (5, 5, result.score.loss)
+
+
 def test_a_second_signal_stops_at_once_without_half_a_checkpoint(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         go(tmp_path, observers=[Twice(5, signal.SIGINT)], signals=True, train={"checkpoint_every": 2})
@@ -318,6 +353,21 @@ def test_a_loss_that_diverges_stops_with_step_batch_and_last_good_checkpoint(tmp
     assert load(last).spec.vocab_size == 257
     assert json.loads((folder / "run.json").read_text())["state"] == "diverged"
     assert (folder / "report.html").exists()
+
+
+def test_what_breaks_in_bfloat16_alone_is_found_in_bfloat16(tmp_path, monkeypatch):
+    """A weight between bfloat16's largest number and float32's becomes infinite under autocast only."""
+
+    def broken(*arguments, **keywords):
+        model = build(*arguments, **keywords)
+        with torch.no_grad():
+            model.decoder.blocks[1].ffn.up.weight.mul_(1e-3)
+            model.decoder.blocks[1].ffn.down.weight[0, 0] = 3.4e38
+        return model
+
+    monkeypatch.setattr("anyformer.train.loop.build", broken)
+    with pytest.raises(Diverged, match=r"first at blocks\.1\.mlp_out"):
+        go(tmp_path, train={"steps": 2, "precision": "bfloat16"})
 
 
 def test_a_deep_post_norm_stack_without_warm_up_is_warned_of(tmp_path):

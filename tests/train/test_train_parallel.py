@@ -149,3 +149,14 @@ def test_fewer_rows_than_processes_and_absent_devices_are_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "4")
     with pytest.raises(UserError, match="fewer rows than processes"):
         join("cpu", 3)
+
+
+def test_one_device_named_for_several_processes_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: pytest.fail("took another device"))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match="each takes its own device") as caught:
+        join("cuda:1", 8)
+    assert "train.device" in str(caught.value)
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert join("cuda:1", 8)[1] == torch.device("cuda:1")

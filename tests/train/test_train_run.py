@@ -1,4 +1,6 @@
 import json
+import subprocess
+import sys
 import tomllib
 
 import pytest
@@ -6,6 +8,7 @@ from training_runs import RECIPE, table
 
 from anyformer.errors import UserError
 from anyformer.spec import SpecError
+from anyformer.train.planned import planned
 from anyformer.train.run import AdamW, BpeTokenizer, ByteTokenizer, Muon, load_run, make_run
 from anyformer.train.schedule import WSD, Constant, Cosine
 
@@ -140,6 +143,55 @@ def test_files_that_are_no_runs_are_refused(tmp_path):
     for name, words in (("bad.toml", "not TOML"), ("binary.toml", "not UTF-8"), ("absent.toml", "no such file")):
         with pytest.raises(UserError, match=words):
             load_run(tmp_path / name)
-    with pytest.raises(SpecError, match="required"):
-        load_run("llama-tiny")
     assert RECIPE
+
+
+def test_a_recipe_is_told_from_a_run(tmp_path):
+    """One problem, and what to write instead of it."""
+    with pytest.raises(SpecError, match="a model recipe, not a run") as caught:
+        load_run("llama-tiny", ["train.steps=3"])
+    (problem,) = caught.value.problems
+    assert "model = 'llama-tiny'" in problem.remedy
+    with pytest.raises(SpecError, match="a model recipe, not a run") as caught:
+        load_run(RECIPE)
+    assert len(caught.value.problems) == 1
+    assert len(problems({"d_model": 3, "data": {}})) > 3
+
+
+def modules_after(code):
+    script = f"import sys\n{code}\nprint('\\n'.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import anyformer.train.run, anyformer.train.schedule",
+        "from anyformer.train import load_run, ratio",
+        "from anyformer.train import load_run\nfrom anyformer.train.planned import expected_spec, planned, steps_of\n"
+        "run = load_run('demo'); planned(run, expected_spec(run)).table(); steps_of(run)",
+    ],
+)
+def test_a_run_is_read_and_planned_without_torch(code):
+    assert "torch" not in modules_after(code)
+
+
+def test_the_public_names_of_the_room_are_all_there():
+    import anyformer.train as room
+
+    assert set(room.__all__) <= set(dir(room))
+    for name in room.__all__:
+        assert getattr(room, name).__name__ == name
+    with pytest.raises(AttributeError, match="no attribute 'trian'"):
+        _ = room.trian
+
+
+def test_a_bfloat16_run_says_what_its_plan_counts(tmp_path):
+    """Weights and moments stay float32 under autocast; the plan counts activations so, too, and says it."""
+    run = load_run(table(tmp_path, train={"precision": "bfloat16"}))
+    spec = run.spec(257)
+    plan, plain = planned(run, spec), planned(load_run(table(tmp_path)), spec)
+    assert plan.memory == plain.memory
+    assert "counted as float32" in plan.table()
+    assert "counted as float32" not in plain.table()

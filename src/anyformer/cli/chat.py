@@ -10,6 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from anyformer.cli.generate import show
+from anyformer.cli.sampling import (
+    Device,
+    MaxNewTokens,
+    MinP,
+    RepetitionPenalty,
+    Stop,
+    Temperature,
+    TopK,
+    TopP,
+    sampling_of,
+)
 from anyformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -125,24 +136,15 @@ def chat(
         str | None,
         typer.Option(help="A system message, for a chat template that has one.", show_default="none"),
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="The most tokens of a reply.")] = 512,
-    temperature: Annotated[float, typer.Option(help="0 takes the most probable token each time.")] = 0.7,
-    top_k: Annotated[int | None, typer.Option(help="Draw from the k most probable tokens.", show_default="all")] = None,
-    top_p: Annotated[
-        float | None, typer.Option(help="Draw from the most probable tokens of mass p.", show_default="all")
-    ] = None,
-    min_p: Annotated[
-        float | None,
-        typer.Option(help="Draw from tokens at least this share as probable as the first.", show_default="all"),
-    ] = None,
-    repetition_penalty: Annotated[
-        float, typer.Option(help="Above 1 makes tokens of the conversation less probable.")
-    ] = 1.0,
+    max_new_tokens: MaxNewTokens = 512,
+    temperature: Temperature = 0.7,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    min_p: MinP = None,
+    repetition_penalty: RepetitionPenalty = 1.0,
     seed: Annotated[int, typer.Option(help="Of the first reply; each later one takes the next.")] = 0,
-    stop: Annotated[
-        list[str] | None,
-        typer.Option(help="A text that ends a reply; may be given several times.", show_default="none"),
-    ] = None,
+    stop: Stop = None,
+    device: Device = "auto",
 ) -> None:
     """Talk with a checkpoint.
 
@@ -151,10 +153,9 @@ def chat(
     """
     from rich.console import Console
 
-    from anyformer.checkpoint import load
-    from anyformer.infer import Sampling
+    from anyformer.checkpoint import device_of, load
 
-    sampling = Sampling(
+    sampling = sampling_of(
         max_new_tokens=max_new_tokens,
         temperature=temperature,
         top_k=top_k,
@@ -162,10 +163,10 @@ def chat(
         min_p=min_p,
         repetition_penalty=repetition_penalty,
         seed=seed,
-        stop=tuple(stop or ()),
+        stop=stop,
     )
     console = Console(stderr=True, highlight=False)
-    loaded = load(checkpoint)
+    loaded = load(checkpoint, device=device_of(device, where="--device"))
     if loaded.tokenizer is None:
         raise UserError("a chat needs a tokenizer, and this checkpoint has none", where=checkpoint)
     conversation = Conversation(loaded.tokenizer, loaded.spec.decoder.max_positions, max_new_tokens, system)

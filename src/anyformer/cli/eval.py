@@ -1,12 +1,27 @@
 """`anyformer eval`: what a model makes of a text."""
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from anyformer.errors import UserError
+
+
+@contextmanager
+def _bar(n_bytes: int) -> Iterator[Callable[[int], None]]:
+    """A progress bar of bytes on stderr, and what moves it; nothing is shown where stderr is not a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("scoring"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=n_bytes)
+        yield lambda done: bar.update(task, completed=done)
 
 
 def evaluate(
@@ -32,13 +47,12 @@ def evaluate(
 
     A smaller stride gives each token more context and takes longer.
     """
-    from anyformer.checkpoint import load
+    from anyformer.checkpoint import device_of, load
     from anyformer.text.sources import list_documents
     from anyformer.train.evaluate import score_texts
-    from anyformer.train.parallel import device_of
 
     documents = list_documents(text).documents
-    loaded = load(checkpoint, device=str(device_of(device, where="--device")))
+    loaded = load(checkpoint, device=device_of(device, where="--device"))
     if loaded.tokenizer is None:
         raise UserError("this checkpoint has no tokenizer to read a text with", where=checkpoint)
     limit = loaded.spec.decoder.max_positions
@@ -47,14 +61,16 @@ def evaluate(
             "the model is made for a shorter context", where="--context", got=context, expected=f"1 to {limit}"
         )
     length = context or limit or 1024
-    score = score_texts(
-        loaded.model,
-        loaded.tokenizer,
-        (document.text() for document in documents),
-        context=length,
-        stride=stride,
-        rows=batch,
-    )
+    with _bar(sum(document.size for document in documents)) as progress:
+        score = score_texts(
+            loaded.model,
+            loaded.tokenizer,
+            (document.text() for document in documents),
+            context=length,
+            stride=stride,
+            rows=batch,
+            progress=progress,
+        )
     table: dict[str, Any] = {
         "checkpoint": str(checkpoint),
         "text": text,

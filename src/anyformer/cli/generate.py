@@ -7,6 +7,17 @@ from typing import Annotated, Any
 
 import typer
 
+from anyformer.cli.sampling import (
+    Device,
+    MaxNewTokens,
+    MinP,
+    RepetitionPenalty,
+    Stop,
+    Temperature,
+    TopK,
+    TopP,
+    sampling_of,
+)
 from anyformer.errors import UserError
 
 # Control characters other than tab and line feed: a model's text must not steer the terminal that shows it.
@@ -43,24 +54,15 @@ def generate(
     prompt: Annotated[
         str, typer.Option(help="The text to continue; - reads standard input, as it is.", show_default=False)
     ],
-    max_new_tokens: Annotated[int, typer.Option(help="The most tokens to generate.")] = 128,
-    temperature: Annotated[float, typer.Option(help="0 takes the most probable token each time.")] = 0.0,
-    top_k: Annotated[int | None, typer.Option(help="Draw from the k most probable tokens.", show_default="all")] = None,
-    top_p: Annotated[
-        float | None, typer.Option(help="Draw from the most probable tokens of mass p.", show_default="all")
-    ] = None,
-    min_p: Annotated[
-        float | None,
-        typer.Option(help="Draw from tokens at least this share as probable as the first.", show_default="all"),
-    ] = None,
-    repetition_penalty: Annotated[
-        float, typer.Option(help="Above 1 makes tokens of the prompt and the reply less probable.")
-    ] = 1.0,
+    max_new_tokens: MaxNewTokens = 128,
+    temperature: Temperature = 0.0,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    min_p: MinP = None,
+    repetition_penalty: RepetitionPenalty = 1.0,
     seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
-    stop: Annotated[
-        list[str] | None,
-        typer.Option(help="A text that ends the reply; may be given several times.", show_default="none"),
-    ] = None,
+    stop: Stop = None,
+    device: Device = "auto",
     stream: Annotated[
         bool, typer.Option("--stream/--no-stream", help="Print pieces as they come, or all at once.")
     ] = True,
@@ -71,9 +73,9 @@ def generate(
     The continuation alone goes to standard output. Penalty, temperature, top-k, top-p, min-p act in this order.
     """
     from anyformer import infer
-    from anyformer.checkpoint import load
+    from anyformer.checkpoint import device_of, load
 
-    sampling = infer.Sampling(
+    sampling = sampling_of(
         max_new_tokens=max_new_tokens,
         temperature=temperature,
         top_k=top_k,
@@ -81,10 +83,10 @@ def generate(
         min_p=min_p,
         repetition_penalty=repetition_penalty,
         seed=seed,
-        stop=tuple(stop or ()),
+        stop=stop,
     )
     text = _read_prompt(prompt)
-    loaded = load(checkpoint)
+    loaded = load(checkpoint, device=device_of(device, where="--device"))
     completion = None
     for delta in infer.stream(loaded.model, loaded.tokenizer, text, sampling):
         completion = delta.completion

@@ -2,7 +2,8 @@
 
 import os
 import sys
-from typing import Annotated
+from contextlib import suppress
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -20,6 +21,8 @@ app = typer.Typer(
     help="Every Transformer is a specification: plan it, train it, evaluate it, generate from it.",
     no_args_is_help=True,
     add_completion=False,
+    # Plain help: the panels of rich take 0.1 s more, and help should come at once.
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -50,26 +53,53 @@ app.command()(demo)
 
 
 def run() -> None:
-    """Runs the command line. Exit code 0: done, 2: the user's mistake, 1: a fault of ours, 130: interrupted."""
+    """Runs the command line.
+
+    Exit code 0: done, 2: the user's mistake, 1: a fault of ours, 130: interrupted, 141: the reader of our output has
+    gone. With ANYFORMER_TRACEBACK set, every error shows where in the code it comes from.
+    """
     try:
-        app()
+        try:
+            app()
+        finally:
+            if sys.stdout is not None:  # it is None where the shell has closed it
+                sys.stdout.flush()
     except BrokenPipeError:
-        # The reader of our output has gone; nothing is left to say, nor anyone to say it to.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
+        _leave_quietly()
+    except SystemExit as leaving:
+        # typer and rich both turn a broken pipe into exit code 1.
+        if isinstance(leaving.__context__, BrokenPipeError):
+            _leave_quietly()
+        raise
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except OSError as error:
-        place = f": {error.filename}" if error.filename else ""
-        print(f"error: {error.strerror or error}{place}", file=sys.stderr)
-        sys.exit(2)
     except Exception as error:
         if os.environ.get("ANYFORMER_TRACEBACK"):
             raise
-        print(f"a fault of anyformer: {type(error).__name__}: {error}", file=sys.stderr)
-        print("  remedy: set ANYFORMER_TRACEBACK=1, run it again, and report what it prints", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(_say(error))
+
+
+def _leave_quietly() -> NoReturn:
+    """Ends without a word: the reader of our output has gone, and what is still buffered has nowhere to go."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # a stream that is closed, or stands for no file
+            stream.flush()
+            continue
+        os.dup2(nowhere, stream.fileno())
+    sys.exit(141)
+
+
+def _say(error: Exception) -> int:
+    """Prints an error in words and gives its exit code."""
+    if isinstance(error, OSError):
+        place = f": {error.filename}" if error.filename else ""
+        print(f"error: {error.strerror or error}{place}", file=sys.stderr)
+        return 2
+    if isinstance(error, ValueError):
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(f"a fault of anyformer: {type(error).__name__}: {error}", file=sys.stderr)
+    print("  remedy: set ANYFORMER_TRACEBACK=1, run it again, and report what it prints", file=sys.stderr)
+    return 1

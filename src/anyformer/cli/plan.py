@@ -1,11 +1,17 @@
 """`anyformer plan`: what a model costs, before any compute."""
 
 import json
-from typing import Annotated
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from anyformer.errors import UserError
+
+if TYPE_CHECKING:
+    from anyformer.spec import ModelSpec
 
 _UNITS = {
     "": 1,
@@ -34,43 +40,106 @@ def parse_bytes(text: str) -> int:
     return int(size)
 
 
+def is_run(source: str) -> bool:
+    """Whether a name or file is a run description: TOML with a `model` and its data or training."""
+    from anyformer.spec.source import find_toml, read_toml
+
+    if Path(source).is_dir():
+        return False
+    path = find_toml(source)
+    if path.suffix != ".toml":
+        return False
+    table = read_toml(path)
+    return "model" in table and bool({"data", "train"} & table.keys())
+
+
+def shipped() -> dict[str, list[str]]:
+    """The names that come with the package: those of models, and those of whole runs."""
+    from anyformer.spec import recipe_names
+
+    names: dict[str, list[str]] = {"models": [], "runs": []}
+    for name in recipe_names():
+        names["runs" if is_run(name) else "models"].append(name)
+    return names
+
+
 def plan(
     spec: Annotated[
         str | None,
-        typer.Argument(help="A recipe's name or file, a specification, or a checkpoint.", show_default=False),
+        typer.Argument(help="A recipe's or run's name or file, a specification, or a checkpoint.", show_default=False),
     ] = None,
-    batch: Annotated[int, typer.Option(help="Rows of a batch.", min=1)] = 8,
+    batch: Annotated[
+        int | None, typer.Option(help="Rows of a batch.", min=1, show_default="the run's rows at a time, or 8")
+    ] = None,
     context: Annotated[
-        int | None, typer.Option(help="Tokens a row.", min=1, show_default="the model's context, or 1024")
+        int | None,
+        typer.Option(help="Tokens a row.", min=1, show_default="the run's, else the model's, else 1024"),
     ] = None,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16 or float64.")] = "float32",
-    optimizer: Annotated[str, typer.Option(help="adamw, muon, sgd, or none for inference.")] = "adamw",
+    optimizer: Annotated[
+        str | None,
+        typer.Option(help="adamw, muon, sgd, or none for inference.", show_default="the run's, or adamw"),
+    ] = None,
     memory: Annotated[
         str | None, typer.Option(help="Say the largest batch that fits, such as 16GiB.", show_default=False)
     ] = None,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change the recipe; may be repeated.")
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change the recipe or run; may be repeated."),
     ] = None,
-    list_: Annotated[bool, typer.Option("--list", help="Name the shipped recipes.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="Name the shipped recipes and runs.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Parameters, FLOPs and memory of a model, from its specification alone."""
+    """Parameters, FLOPs and memory of a model, from its specification alone.
+
+    A run description is planned as `anyformer train` would run it, a micro-batch at a time.
+    """
     from anyformer.planning import largest_batch
     from anyformer.planning import plan as make_plan
-    from anyformer.spec import load_spec, recipe_names
 
     if list_:
-        typer.echo(json.dumps(recipe_names()) if as_json else "\n".join(recipe_names()))
+        names = shipped()
+        typer.echo(json.dumps(names) if as_json else _listed(names))
         return
     if spec is None:
         raise UserError(
             "nothing to plan", remedy="give a recipe's name (`anyformer plan --list`), a file or a checkpoint"
         )
-    loaded = load_spec(spec, set_ or [])
-    made = make_plan(loaded, batch=batch, context=context, dtype=dtype, optimizer=optimizer)
+    loaded, usual = _what(spec, set_ or [])
+    rows, length, optimizer = batch or usual.rows, context or usual.context, optimizer or usual.optimizer
+    made = make_plan(loaded, batch=rows, context=length, dtype=dtype, optimizer=optimizer)
+    made = replace(made, facts={**made.facts, **usual.facts})
     table, text = made.to_dict(), made.table()
     if memory is not None:
-        fits = largest_batch(loaded, parse_bytes(memory), context=context, dtype=dtype, optimizer=optimizer)
+        fits = largest_batch(loaded, parse_bytes(memory), context=length, dtype=dtype, optimizer=optimizer)
         table["largest_batch"] = {"memory": parse_bytes(memory), "rows": fits}
         text += f"\n\nin {memory} fit {fits} rows of {made.context} tokens"
     typer.echo(json.dumps(table, indent=1) if as_json else text)
+
+
+class _Usual(NamedTuple):
+    """What holds where an option is not given, and what else a run says of itself."""
+
+    rows: int = 8
+    context: int | None = None
+    optimizer: str = "adamw"
+    facts: Mapping[str, str] = {}
+
+
+def _what(source: str, overrides: list[str]) -> "tuple[ModelSpec, _Usual]":
+    """The model to plan, and what its run says of how it is trained."""
+    from anyformer.spec import load_spec
+
+    if not is_run(source):
+        return load_spec(source, overrides), _Usual()
+    from anyformer.train.planned import expected_spec, planned
+    from anyformer.train.run import load_run
+
+    run = load_run(source, overrides)
+    spec = expected_spec(run)
+    return spec, _Usual(run.rows_per_forward(), run.data.context, run.optimizer.kind, planned(run, spec).facts)
+
+
+def _listed(names: dict[str, list[str]]) -> str:
+    words = {"models": "models", "runs": "runs, for `anyformer train` too"}
+    return "\n".join(line for key, group in names.items() for line in (f"{words[key]}:", *(f"  {n}" for n in group)))

@@ -123,7 +123,7 @@ def _warnings_on(console: "Console") -> Iterator[None]:
 def _show_plan(source: str, overrides: list[str], as_json: bool) -> None:
     from anyformer.report.words import toml
     from anyformer.train import load_run
-    from anyformer.train.setup import expected_spec, planned, steps_of
+    from anyformer.train.planned import expected_spec, planned, steps_of
 
     run = load_run(source, overrides)
     spec = expected_spec(run)

@@ -18,8 +18,7 @@ from torch.nn.functional import pad
 
 from anyformer.errors import UserError
 
-# Ranks looked at before a nucleus that is wider still pays for sorting the whole vocabulary: 8 times cheaper
-# at V = 50,000.
+# Ranks looked at before a nucleus that is wider still pays for sorting the whole vocabulary.
 NUCLEUS_GUESS = 1024
 _SMALLEST_TEMPERATURE = torch.finfo(torch.float32).tiny
 

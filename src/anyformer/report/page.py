@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 
 from anyformer import files
 from anyformer.report import words
@@ -73,7 +72,7 @@ class Score(NamedTuple):
 
 
 def environment() -> Environment:
-    """The templates of this room. Every value is escaped unless it is `Markup`; an unknown name is an error."""
+    """The templates of this room. Every value is escaped, but for style and figures; an unknown name is an error."""
     loader = PackageLoader("anyformer.report")
     made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     made.filters |= {
@@ -90,7 +89,7 @@ def render(template: str, **values: Any) -> str:
     """A page from `template`, its style sheet inside it."""
     made = environment()
     source = made.loader and made.loader.get_source(made, "page.css")[0]
-    return made.get_template(template).render(css=Markup(source), **values)
+    return made.get_template(template).render(css=source, **values)
 
 
 def _loss_tile(run: Run) -> Tile:
@@ -234,7 +233,7 @@ def report_page(run: Run) -> str:
         run=run,
         state=_STATES.get(run.state, run.state),
         tiles=tiles(run),
-        figures={name: Markup(svg) for name, svg in run_figures(run).items()},
+        figures=run_figures(run),
         groups=[*plan_groups(run.plan), *([("Speed, measured", speed)] if speed else [])],
         data=data_rows(run.data),
         scores=scores(run),

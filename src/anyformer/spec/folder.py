@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from anyformer.errors import UserError
+from anyformer.files import recover
 
 SPEC_FILE = "spec.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -38,12 +39,16 @@ def resolve(path: str | Path) -> Path:
 
 def pointed_at(pointer: Path) -> Path | None:
     """The checkpoint that a run's `best` or `last` names, or None where there is none."""
+    if pointer.is_symlink():
+        recover(pointer.parent / pointer.readlink())
     if pointer.is_dir():
         return pointer if (pointer / SPEC_FILE).exists() else None
     if not pointer.is_file():
         return None
     name = pointer.read_text(encoding="utf-8").strip()
     target = pointer.parent / name
+    if name and Path(name).name == name:
+        recover(target)
     if not name or Path(name).name != name or not (target / SPEC_FILE).exists():
         raise UserError("the run's pointer names no checkpoint", where=pointer, got=name)
     return target

@@ -18,7 +18,16 @@ class Part(BaseModel):
 
 Count = Annotated[int, Field(ge=1)]
 MAX_LAYERS = 100_000
+MAX_WIDTH = 1 << 20
+MAX_HEADS = 1 << 16
+MAX_VOCABULARY = 1 << 24
+MAX_POSITIONS = 1 << 31
 """Far beyond any model; a slip of the keyboard does not fill the memory."""
+Width = Annotated[int, Field(ge=1, le=MAX_WIDTH)]
+InnerWidth = Annotated[int, Field(ge=1, le=4 * MAX_WIDTH)]
+Heads = Annotated[int, Field(ge=1, le=MAX_HEADS)]
+Vocabulary = Annotated[int, Field(ge=1, le=MAX_VOCABULARY)]
+Length = Annotated[int, Field(ge=1, le=MAX_POSITIONS)]
 Positive = Annotated[float, Field(gt=0)]
 Rate = Annotated[float, Field(ge=0, lt=1)]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "relu2"]
@@ -117,7 +126,7 @@ class GroupedFields(Part):
     """What a recipe and a specification say of grouped attention in the same words."""
 
     kind: Literal["grouped"] = "grouped"
-    n_heads: Count
+    n_heads: Heads
     position: Position
     mask: Mask = Causal()
     qk_norm: QKNorm | None = None
@@ -130,9 +139,9 @@ class Grouped(GroupedFields):
     `out_dropout` on the output of the last projection.
     """
 
-    n_kv_heads: Count
-    d_head: Count
-    d_value: Count
+    n_kv_heads: Heads
+    d_head: Width
+    d_value: Width
     qkv_bias: bool = False
     out_bias: bool = False
     dropout: Rate = 0.0
@@ -147,7 +156,7 @@ class Dense(Part):
 
     kind: Literal["dense"] = "dense"
     activation: Activation
-    d_ff: Count
+    d_ff: InnerWidth
     bias: bool = False
     dropout: Rate = 0.0
     out_dropout: Rate = 0.0
@@ -158,7 +167,7 @@ class Gated(Part):
 
     kind: Literal["gated"] = "gated"
     activation: Activation
-    d_ff: Count
+    d_ff: InnerWidth
     bias: bool = False
     dropout: Rate = 0.0
     out_dropout: Rate = 0.0
@@ -223,8 +232,8 @@ class Embed(Part):
 class StackSpec(Part):
     """A stack of blocks of one width. `max_positions` is the context that the model is made for."""
 
-    d_model: Count
-    max_positions: Count | None = None
+    d_model: Width
+    max_positions: Length | None = None
     embed: Embed = Embed()
     blocks: Annotated[tuple[BlockSpec, ...], Field(strict=False, min_length=1)]
     final_norm: Norm = NoNorm()
@@ -248,7 +257,7 @@ Tie = Literal["decoder.embed", "head"]
 class ModelSpec(Part):
     """A whole model. `ties` names the tables that are one parameter."""
 
-    vocab_size: Count
+    vocab_size: Vocabulary
     decoder: StackSpec
     head: LanguageHead | None = LanguageHead()
     ties: Annotated[frozenset[Tie], Field(strict=False)] = frozenset()

@@ -39,9 +39,27 @@ class SpecError(UserError):
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:
-    """The nearest known word, or None when nothing is near."""
-    found = get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return found[0] if found else None
+    """The nearest known word, or None when nothing is near.
+
+    Near is what shares seven tenths of its letters in order, or is a slip away: one letter, or two of six or more.
+    """
+    choices = list(known)
+    found = get_close_matches(word, choices, n=1, cutoff=0.7)
+    if found:
+        return found[0]
+    nearest = min(choices, key=lambda choice: _edits(word, choice), default=None)
+    slips = 1 if len(word) < 6 else 2
+    return nearest if nearest is not None and _edits(word, nearest) <= slips < len(word) else None
+
+
+def _edits(a: str, b: str) -> int:
+    """How many letters must be put in, taken out or changed to turn `a` into `b` (Levenshtein 1966)."""
+    row = list(range(len(b) + 1))
+    for i, x in enumerate(a, 1):
+        last, row[0] = row[0], i
+        for j, y in enumerate(b, 1):
+            last, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, last + (x != y))
+    return row[-1]
 
 
 def unknown_word(word: str, known: Iterable[str], *, noun: str = "key") -> tuple[str, str]:
@@ -105,7 +123,8 @@ def _one(
         case "missing":
             return Problem(dotted, "is required and not given")
         case "union_tag_not_found":
-            return Problem(f"{dotted}.kind", "is required and not given")
+            kinds = sorted({*keys_at.get((*path, "kind"), ()), *words.get(path[-1], ())})
+            return Problem(f"{dotted}.kind", "is required and not given", remedy=f"known: {', '.join(kinds)}")
         case "literal_error" | "union_tag_invalid":
             tags = error["type"] == "union_tag_invalid"
             word = str(context["tag"]) if tags else str(got)

@@ -13,10 +13,12 @@ from pydantic import Field, ValidationError
 from anyformer.spec.parts import (
     MAX_LAYERS,
     Activation,
-    Count,
     EmbedPosition,
     GroupedFields,
+    Heads,
+    InnerWidth,
     LanguageHead,
+    Length,
     NoPosition,
     Norm,
     Norms,
@@ -24,6 +26,8 @@ from anyformer.spec.parts import (
     Rate,
     RMSNorm,
     Serial,
+    Vocabulary,
+    Width,
     Wiring,
 )
 from anyformer.spec.problems import Problem, from_pydantic, look_up, raw_path
@@ -36,9 +40,9 @@ Placement = Literal["pre", "post", "sandwich", "output"]
 class GroupedRecipe(GroupedFields):
     """Grouped attention: n_kv_heads is n_heads, d_head is d_model / n_heads, d_value is d_head, where not given."""
 
-    n_kv_heads: Count | None = None
-    d_head: Count | None = None
-    d_value: Count | None = None
+    n_kv_heads: Heads | None = None
+    d_head: Width | None = None
+    d_value: Width | None = None
     qkv_bias: bool | None = None
     out_bias: bool | None = None
     dropout: Rate | None = None
@@ -47,8 +51,8 @@ class GroupedRecipe(GroupedFields):
 
 class _FeedForwardRecipe(Part):
     activation: Activation
-    d_ff: Count | None = None
-    multiple_of: Count = 64
+    d_ff: InnerWidth | None = None
+    multiple_of: Width = 64
     bias: bool | None = None
     dropout: Rate = 0.0
     out_dropout: Rate | None = None
@@ -102,10 +106,10 @@ class Recipe(LayerRecipe):
     lists differences from the root's layer, entry by entry, each for `repeat` layers, and starts again after the last.
     """
 
-    vocab_size: Count
-    d_model: Count
+    vocab_size: Vocabulary
+    d_model: Width
     n_layers: Annotated[int, Field(ge=1, le=MAX_LAYERS)]
-    max_positions: Count | None = None
+    max_positions: Length | None = None
     dropout: Rate = 0.0
     bias: bool = False
     tie: bool = False
@@ -186,7 +190,7 @@ def _parts_in(annotation: Any) -> Iterator[type[Part]]:
 
 
 def known_keys(part: type[Part], raw: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], list[str]]:
-    """For every table in `raw`, the keys that a table of its kind may have."""
+    """For every table in `raw`, the keys that a table of its kind may have; at its path and "kind", the kinds."""
     keys = {path: list(part.model_fields)}
     for name, field in part.model_fields.items():
         value = raw.get(name) if isinstance(raw, dict) else None
@@ -195,6 +199,8 @@ def known_keys(part: type[Part], raw: Any, path: tuple[str, ...] = ()) -> dict[t
             here = (*path, name) if index is None else (*path, name, str(index))
             for choice in _parts_in(field.rebuild_annotation()):
                 kind = choice.model_fields.get("kind")
+                if isinstance(entry, dict) and kind is not None:
+                    keys.setdefault((*here, "kind"), []).append(str(kind.default))
                 if isinstance(entry, dict) and (kind is None or entry.get("kind", kind.default) == kind.default):
                     keys |= known_keys(choice, entry, here)
     return keys

@@ -28,8 +28,13 @@ def recipe_names() -> list[str]:
     return sorted(path.stem for path in recipes_folder().glob("*.toml"))
 
 
-def find_toml(source: str | Path) -> Path:
-    """The file that a path or a shipped name means. Raises `UserError` with the nearest name."""
+def find_toml(source: str | Path, beside: Path | None = None) -> Path:
+    """The file that a path or a shipped name means, looked for first in the folder `beside`.
+
+    Raises `UserError` with the nearest name.
+    """
+    if beside is not None and (beside / source).is_file():
+        return beside / source
     path = Path(source)
     if path.suffix or len(path.parts) > 1 or path.exists():
         if not path.exists():
@@ -55,13 +60,33 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise UserError(f"cannot read: {error.strerror}", where=path) from None
 
 
-def load_recipe(source: str | Path) -> dict[str, Any]:
-    """The recipe's tables in a file or of a shipped name; of a run description, its model."""
-    table = read_toml(find_toml(source))
-    model = table.get("model")
-    if isinstance(model, dict):
-        return model
-    return load_recipe(model) if isinstance(model, str) else table
+def load_recipe(source: str | Path, *, named_by: Path | None = None) -> dict[str, Any]:
+    """The recipe's tables in a file or of a shipped name; of a run description, its model.
+
+    Args:
+        source: a path or a shipped name; a name inside a file is looked for in that file's folder first.
+        named_by: the file that names `source`.
+
+    Raises:
+        UserError: a file that is not there or cannot be read, or files that name each other in a ring.
+    """
+    chain = [] if named_by is None else [named_by]
+    while True:
+        path = find_toml(source, chain[-1].parent if chain else None)
+        repeats = path.resolve() in [each.resolve() for each in chain]
+        chain.append(path)
+        if repeats:
+            raise UserError(
+                "a description names itself as its model",
+                where=chain[0],
+                got=" → ".join(map(str, chain)),
+                remedy="write the model itself into one of them",
+            )
+        table = read_toml(path)
+        model = table.get("model")
+        if not isinstance(model, str):
+            return model if isinstance(model, dict) else table
+        source = model
 
 
 def load_spec(source: Source, overrides: Iterable[str] = ()) -> ModelSpec:

@@ -19,7 +19,7 @@ tokens stand for, bits per byte = L / (ln 2 · N). Three rules make N exact:
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from anyformer.errors import UserError
-from anyformer.files import atomic_folder
+from anyformer.files import atomic_folder, recover
 from anyformer.text.encoding import Progress, encode_parts
 from anyformer.text.settings import CONFIG_FILE, TOKENIZER_FILE
 from anyformer.text.shards import Ids, ShardWriter, Tokens, open_shards, token_dtype
@@ -141,6 +141,7 @@ class Corpus:
     def open(cls, folder: str | Path) -> "Corpus":
         """The corpus in `folder`; `UserError` for one that is absent, foreign, of another version, or cut short."""
         folder = Path(folder)
+        recover(folder)
         info = _read_info(folder)
         tokenizer = Tokenizer.load(folder / "tokenizer")
         if not (folder / "tokenizer" / CONFIG_FILE).is_file():
@@ -174,6 +175,7 @@ def prepare(
     *,
     shard_tokens: int = _SHARD_TOKENS,
     progress: Progress | None = None,
+    check: Callable[[Corpus], None] | None = None,
 ) -> Corpus:
     """Tokenises and shards a corpus; the same text and settings give the same bytes.
 
@@ -187,15 +189,46 @@ def prepare(
         val_fraction: about this share of the bytes is for validation; 0 for none.
         shard_tokens: the most tokens in one file.
         progress: called with bytes done and bytes in all.
+        check: called with the finished corpus while it still lies aside; what it raises leaves `out` as it was.
 
     Memory: a few times the longest document, beside a fixed amount.
     """
     out = Path(out)
-    listing = list_documents([sources] if isinstance(sources, str | Path) else sources, exclude=out.resolve())
+    sources = [sources] if isinstance(sources, str | Path) else list(sources)
+    listing = list_documents(sources, exclude=out.resolve())
     _check_place(out, listing)
     train, val = split_documents(listing.documents, val_fraction)
     made = _tokenizer(tokenizer, vocab_size, train, alone=len({part.document.digest for part in train + val}) == 1)
-    total = sum(part.document.size for part in train + val if part.start == 0)
+    info: dict[str, Any] = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "tokenizer": "tokenizer",
+        "vocab_size": made.vocab_size,
+        "vocabulary_hash": made.vocabulary_hash,
+        "dtype": token_dtype(made.vocab_size).name,
+        "sources": [str(source) for source in sources],
+        "split_by": "documents" if all(part.whole for part in train) else "position",
+        "val_fraction": val_fraction,
+        "skipped": dict(listing.skipped),
+    }
+    with atomic_folder(out) as partial:
+        made.save(partial / "tokenizer")
+        info |= _write_splits(partial, made, {"train": train, "val": val}, shard_tokens, progress)
+        (partial / CORPUS_FILE).write_text(json.dumps(info, indent=2) + "\n", encoding="utf-8")
+        if check is not None:
+            check(Corpus.open(partial))
+    return Corpus.open(out)
+
+
+def _write_splits(
+    folder: Path,
+    tokenizer: Tokenizer,
+    splits: Mapping[str, Sequence[Part]],
+    shard_tokens: int,
+    progress: Progress | None,
+) -> dict[str, Any]:
+    """Writes the token files of both sides; gives what corpus.json says of them."""
+    total = sum(part.document.size for parts in splits.values() for part in parts if part.start == 0)
     done = 0
 
     def advance(size: int) -> None:
@@ -204,30 +237,15 @@ def prepare(
         if progress is not None:
             progress(done, total)
 
-    with atomic_folder(out) as partial:
-        made.save(partial / "tokenizer")
-        info: dict[str, Any] = {
-            "format": FORMAT,
-            "format_version": FORMAT_VERSION,
-            "tokenizer": "tokenizer",
-            "vocab_size": made.vocab_size,
-            "vocabulary_hash": made.vocabulary_hash,
-            "dtype": token_dtype(made.vocab_size).name,
-            "sources": [str(source) for source in ([sources] if isinstance(sources, str | Path) else sources)],
-            "split_by": "documents" if all(part.whole for part in train) else "position",
-            "val_fraction": val_fraction,
-            "skipped": dict(listing.skipped),
-            "inexact_documents": 0,
-        }
-        for name, parts in (("train", train), ("val", val)):
-            writer = ShardWriter(partial / name, token_dtype(made.vocab_size), shard_tokens)
-            try:
-                info["inexact_documents"] += encode_parts(made, parts, writer, advance)
-            finally:
-                writer.release()
-            info[name] = writer.close()
-        (partial / CORPUS_FILE).write_text(json.dumps(info, indent=2) + "\n", encoding="utf-8")
-    return Corpus.open(out)
+    info: dict[str, Any] = {"inexact_documents": 0}
+    for name, parts in splits.items():
+        writer = ShardWriter(folder / name, token_dtype(tokenizer.vocab_size), shard_tokens)
+        try:
+            info["inexact_documents"] += encode_parts(tokenizer, parts, writer, advance)
+        finally:
+            writer.release()
+        info[name] = writer.close()
+    return info
 
 
 def _tokenizer(wanted: Tokenizer | str | Path, vocab_size: int | None, train: Sequence[Part], alone: bool) -> Tokenizer:

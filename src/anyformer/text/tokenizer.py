@@ -62,8 +62,6 @@ class Tokenizer:
         self._veil = Veil(library, self._control)
         self.prefix, self.suffix = self._affixes()
 
-    # ---------------------------------------------------------------- making, reading, writing
-
     @classmethod
     def train(
         cls,
@@ -144,8 +142,6 @@ class Tokenizer:
         folder = Path(folder)
         write_text(folder / TOKENIZER_FILE, self._library.to_str(pretty=True))
         write_text(folder / CONFIG_FILE, self._settings.text())
-
-    # ---------------------------------------------------------------- vocabulary
 
     @property
     def bos_id(self) -> int | None:
@@ -231,8 +227,6 @@ class Tokenizer:
             suffix = [*suffix, eos] if self._settings.add_eos else suffix
         return tuple(prefix), tuple(suffix)
 
-    # ---------------------------------------------------------------- encoding
-
     def encode(self, text: str, *, control: bool = False, bare: bool = False) -> list[int]:
         """The ids of `text`.
 
@@ -274,8 +268,6 @@ class Tokenizer:
         eos = self.suffix[-1:]
         suffix = self.suffix[:-1] if eos and tuple(ids[-1:]) == eos else self.suffix
         return [*prefix, *ids, *suffix]
-
-    # ---------------------------------------------------------------- decoding
 
     def decode(self, ids: Iterable[SupportsIndex], *, skip_control: bool = True) -> str:
         """The text of `ids`, always valid Unicode; control tokens are left out unless `skip_control` is
@@ -319,8 +311,6 @@ class Tokenizer:
                 expected=f"0 to {self.vocab_size - 1}",
             )
         return number
-
-    # ---------------------------------------------------------------- chat
 
     def apply_chat(
         self,

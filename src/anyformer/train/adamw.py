@@ -3,8 +3,8 @@
     m ← β₁·m + (1 − β₁)·g        v ← β₂·v + (1 − β₂)·g²
     w ← (1 − η·λ)·w − η · (m / (1 − β₁ᵗ)) / (√(v / (1 − β₂ᵗ)) + ε)
 
-`torch.optim.AdamW` computes the same by the same kernel. Its class adds a tenth of a millisecond to each step, and its
-construction imports torch's compiler, 0.7 seconds; the function beneath needs neither.
+`torch.optim.AdamW` computes the same by the same kernel. Its class adds bookkeeping to each step, and its construction
+imports torch's compiler; the function beneath needs neither (benchmarks/optimizers.py).
 """
 
 from collections.abc import Iterable, Sequence

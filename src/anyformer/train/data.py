@@ -1,8 +1,9 @@
 """Batches as a pure function of the seed and the step, so that resuming needs the step number alone.
 
-An epoch reads disjoint windows of T + 1 tokens that overlap by one, every token a target once, in a fresh order and
-from a fresh phase, so that rows do not begin at the same places in every epoch. Rows are numbered through all epochs:
-update s takes rows s·B … s·B + B − 1, and what an epoch has left goes into the next batch.
+Of n tokens an epoch reads ⌊(n − 1) / T⌋ windows of T + 1 tokens that overlap by one, in a fresh order and from a
+fresh phase in 0 … T − 1, so that rows begin elsewhere every time. Where the phase leaves no room for the last window, that one
+begins at 0 and covers what the phase left out. Rows are numbered through all epochs: update s takes rows
+s·B … s·B + B − 1, and what an epoch has left goes into the next batch.
 """
 
 import hashlib
@@ -101,20 +102,20 @@ class TrainingData:
                 remedy="give more text, or a smaller data.context",
             )
         self.windows = Windows(tokens, documents, context)
-        self.rows_per_epoch = max(1, (n_tokens - context) // context)
-        slack = n_tokens - 1 - self.rows_per_epoch * context
-        self._phases = min(slack, context - 1) + 1
+        self.rows_per_epoch = (n_tokens - 1) // context
+        self._last_start = n_tokens - 1 - context
         self._epochs: dict[int, Ids] = {}
 
     def order(self, epoch: int) -> Ids:
         """Where the windows of an epoch begin, in the order they are read: int64 [rows_per_epoch]."""
         if epoch not in self._epochs:
             words = _raw(self.seed, epoch, self.rows_per_epoch + 1)
-            phase = int(words[0] % np.uint64(self._phases))
+            phase = int(words[0] % np.uint64(self.context))
             order = np.argsort(words[1:], kind="stable").astype(np.int64)
             # A step may join the end of one epoch and the beginning of the next; older ones never come back.
             self._epochs = {e: o for e, o in self._epochs.items() if e >= epoch - 1}
-            self._epochs[epoch] = phase + order * self.context
+            starts = phase + order * self.context
+            self._epochs[epoch] = np.where(starts > self._last_start, 0, starts)
         return self._epochs[epoch]
 
     def starts(self, step: int) -> Ids:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import takewhile
 from typing import Any
 
@@ -157,16 +158,41 @@ def strided(ids: Sequence[int], context: int, stride: int, rows: int, first: int
         yield make_batch(*(torch.from_numpy(x) for x in (rest[:, :-1], rest[:, 1:], mask)))
 
 
+def _telling(batches: Iterator[Batch], progress: Callable[[int], None]) -> Iterator[Batch]:
+    """The same batches; once each is done, `progress` hears how many targets are."""
+    done = 0
+    for batch in batches:
+        yield batch
+        done += batch.n_targets
+        progress(done)
+
+
 def score_ids(
-    model: nn.Module, ids: Sequence[int], *, context: int, stride: int | None = None, rows: int = 8, first: int = 1
+    model: nn.Module,
+    ids: Sequence[int],
+    *,
+    context: int,
+    stride: int | None = None,
+    rows: int = 8,
+    first: int = 1,
+    progress: Callable[[int], None] | None = None,
 ) -> tuple[float, int]:
-    """The summed loss in nats of tokens `first` … of `ids`, each scored once, and their number. See `strided`."""
+    """The summed loss in nats of tokens `first` … of `ids`, each scored once, and their number. See `strided`.
+
+    `progress` is called after each forward pass with the number of tokens scored so far.
+    """
     stride = stride or max(1, context // 2)
     if not 1 <= stride <= context:
         raise UserError("the stride is from 1 to the context", where="stride", got=stride, expected=f"1 to {context}")
     if len(ids) < 2:
         return 0.0, 0
-    return total_loss(model, strided(ids, context, stride, rows, first))
+    batches = strided(ids, context, stride, rows, first)
+    return total_loss(model, batches if progress is None else _telling(batches, progress))
+
+
+def _tell_bytes(progress: Callable[[int], None], before: int, size: int, n_ids: int, n_scored: int) -> None:
+    """Tells how many bytes are done when `n_scored` of a document's `n_ids` tokens are."""
+    progress(before + size * n_scored // n_ids)
 
 
 def score_texts(
@@ -177,6 +203,7 @@ def score_texts(
     context: int,
     stride: int | None = None,
     rows: int = 8,
+    progress: Callable[[int], None] | None = None,
 ) -> Score:
     """The score of documents, each by itself from its beginning.
 
@@ -188,21 +215,26 @@ def score_texts(
         stride: how far windows are apart, 1 … context; half the context where None. Smaller is slower and, for most
             models, gives a lower loss.
         rows: windows at a time.
+        progress: called after each forward pass with the bytes of UTF-8 that are done, in the end all of them.
 
     Raises:
         UserError: nothing to score, or a stride out of range.
     """
     before = tokenizer.bos_id if tokenizer.bos_id is not None else tokenizer.eos_id
-    nats, n_tokens, n_bytes = 0.0, 0, 0
+    nats, n_tokens, n_bytes, n_read = 0.0, 0, 0, 0
     for text in texts:
         ids = tokenizer.encode(text, bare=True)
-        n_bytes += len(text.encode("utf-8"))
+        size = len(text.encode("utf-8"))
+        n_bytes, n_read = n_bytes + size, n_read + size
         if not ids:
             continue
         if before is not None:
             ids = [before, *ids]
         else:
             n_bytes -= len(tokenizer.token_bytes(ids[0], first=True))
-        more, count = score_ids(model, ids, context=context, stride=stride, rows=rows)
+        tell = None if progress is None else partial(_tell_bytes, progress, n_read - size, size, len(ids))
+        more, count = score_ids(model, ids, context=context, stride=stride, rows=rows, progress=tell)
         nats, n_tokens = nats + more, n_tokens + count
+        if progress is not None:
+            progress(n_read)
     return Score.of(nats, n_tokens, n_bytes)

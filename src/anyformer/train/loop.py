@@ -21,21 +21,13 @@ from anyformer.train.measure import PeakMemory, forward_seconds, now, step_secon
 from anyformer.train.metrics import MetricsFile, Observer, Record, TensorBoard, require_tensorboard
 from anyformer.train.optim import Optimizer
 from anyformer.train.parallel import World, join, share
+from anyformer.train.planned import steps_of
 from anyformer.train.run import Run, load_run
 from anyformer.train.schedule import ratio
-from anyformer.train.setup import (
-    Job,
-    Progress,
-    corpus_mark,
-    initial,
-    require_compiler,
-    set_up,
-    steps_of,
-    write_run_file,
-)
+from anyformer.train.setup import Job, Progress, corpus_mark, initial, require_compiler, set_up, write_run_file
 from anyformer.train.signals import StopRequest
 from anyformer.train.state import TrainState
-from anyformer.train.step import Diverged, train_step
+from anyformer.train.step import Diverged, precision_context, train_step
 
 Source = str | Path | dict[str, Any] | Run
 
@@ -145,8 +137,6 @@ class _Trainer:
         self.state = self._restored()
         self.saved = self.state.step if job.checkpoint is not None else None
 
-    # ---------------------------------------------------------------- before
-
     def _check_samples(self) -> None:
         """A prompt that cannot be continued is said now and not after the first hundred steps."""
         if self.run.sample.prompts:
@@ -201,8 +191,6 @@ class _Trainer:
     def _every(self, asked: int | None) -> int:
         return asked or max(1, round(self.state.steps / 10))
 
-    # ---------------------------------------------------------------- the run
-
     def run_all(self, observers: Iterable[Observer]) -> Result:
         """From the state's step to the end, or to a signal."""
         if self.world.rank == 0:
@@ -230,7 +218,6 @@ class _Trainer:
 
     def _open(self, observers: Iterable[Observer]) -> None:
         folder, step = self.job.folder, self.state.step
-        states.sweep(self.job.checkpoints)
         self._describe("running")
         self.observers.append(MetricsFile(folder / "metrics.jsonl", step))
         if self.run.track.tensorboard:
@@ -326,7 +313,7 @@ class _Trainer:
         starts = self.data.starts(self.state.step)[self.share].tolist()
         self._tell({"kind": "diverged", "step": step, "batch": mark, "starts": starts, "got": str(error.got)})
         site = None
-        with evaluating(self.model):
+        with evaluating(self.model), precision_context(self.run.train.precision, self.device):
             for batch in batches:
                 site = site or self.model.trace_nonfinite(batch.tokens, padding=batch.padding, segments=batch.segments)
         last = states.latest(self.job.checkpoints)
@@ -339,8 +326,6 @@ class _Trainer:
             remedy="lower optimizer.lr, lengthen schedule.warmup or set train.clip; the last good checkpoint is "
             + (str(last) if last else "none, since none was saved yet"),
         )
-
-    # ---------------------------------------------------------------- now and then
 
     def _look(self) -> None:
         """Evaluation, sample and checkpoint, where they are due at this step and not done yet."""

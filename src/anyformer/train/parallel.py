@@ -135,11 +135,22 @@ def join(device: str, batch: int) -> tuple[World, torch.device]:
     """This process's world and device: torchrun's processes where its variables are set, else one.
 
     Args:
-        device: "auto", "cpu", "cuda" or "cuda:N".
+        device: "auto", "cpu", "cuda", or "cuda:N" for one process alone.
         batch: rows of an update, of which every process needs one.
+
+    Raises:
+        UserError: a device that is not there or is named for several processes; fewer rows than processes.
     """
-    found = device_of(device)
     size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size > 1 and ":" in device:
+        raise UserError(
+            "of several processes each takes its own device",
+            where="train.device",
+            got=f"{device} for {size} processes",
+            expected='"cuda", "cpu" or "auto"',
+            remedy='write "cuda"; CUDA_VISIBLE_DEVICES chooses among the devices',
+        )
+    found = device_of(device)
     if size == 1:
         return Alone(), found
     if batch < size:

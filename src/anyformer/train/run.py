@@ -10,13 +10,14 @@ from pydantic import Field, ValidationError
 from anyformer.errors import UserError
 from anyformer.spec.expand import expand
 from anyformer.spec.overrides import apply_overrides
-from anyformer.spec.parts import Count, ModelSpec, Part, Positive, Rate
+from anyformer.spec.parts import Count, Length, ModelSpec, Part, Positive, Rate, Vocabulary
 from anyformer.spec.problems import Problem, SpecError, from_pydantic
 from anyformer.spec.recipe import known_keys
 from anyformer.spec.source import find_toml, load_recipe, read_toml
 from anyformer.train.schedule import Cosine, Schedule
 
 NonNegative = Annotated[float, Field(ge=0)]
+Rows = Annotated[int, Field(ge=1, le=1 << 20)]
 Words = Annotated[tuple[str, ...], Field(strict=False)]
 
 
@@ -36,7 +37,7 @@ class BpeTokenizer(Part):
     """Byte-level BPE trained on the training text."""
 
     kind: Literal["bpe"] = "bpe"
-    vocab_size: Count = 4096
+    vocab_size: Vocabulary = 4096
 
 
 class FileTokenizer(Part):
@@ -61,7 +62,7 @@ class Data(Part):
     corpus: str | None = None
     tokenizer: TokenizerChoice | None = None
     val_fraction: Rate | None = None
-    context: Count = 256
+    context: Length = 256
     packing: Literal["stream", "documents"] = "stream"
 
 
@@ -76,8 +77,8 @@ class Training(Part):
     steps: Count | None = None
     tokens: Count | None = None
     minutes: Positive | None = None
-    batch: Count = 16
-    micro_batch: Count | None = None
+    batch: Rows = 16
+    micro_batch: Rows | None = None
     evaluate_every: Count | None = None
     sample_every: Count | None = None
     checkpoint_every: Count | None = None
@@ -315,9 +316,17 @@ def make_run(raw: Mapping[str, Any], *, where: object = None) -> Run:
     return made
 
 
-def _model_table(model: str, folder: Path) -> dict[str, Any]:
-    beside = folder / model
-    return load_recipe(beside if beside.is_file() else model)
+_RECIPE_KEYS = {"vocab_size", "d_model", "n_layers", "attention", "ffn"}
+
+
+def _refuse_recipe(raw: Mapping[str, Any], source: object) -> None:
+    """Raises `SpecError` for a model's recipe in the place of a run."""
+    if raw.keys() & {"model", "data", "train"} or not raw.keys() & _RECIPE_KEYS:
+        return
+    name = "the recipe" if isinstance(source, Mapping) else repr(str(source))
+    remedy = f"write a run description with model = {name}, [data] and [train]"
+    where = None if isinstance(source, Mapping) else source
+    raise SpecError([Problem("(the whole)", "a model recipe, not a run", remedy=remedy)], where=where)
 
 
 def load_run(source: str | Path | Mapping[str, Any] | Run, overrides: Iterable[str] = ()) -> Run:
@@ -328,18 +337,19 @@ def load_run(source: str | Path | Mapping[str, Any] | Run, overrides: Iterable[s
         overrides: `"train.steps=100"`, `"model.d_model=64"` and the like.
 
     Raises:
-        SpecError: with every problem found.
-        UserError: a file that cannot be read, or an override that is none.
+        SpecError: with every problem found; one problem where it is a model's recipe.
+        UserError: a file that cannot be read, files that name each other in a ring, or an override that is none.
     """
     if isinstance(source, Run):
         source = {key: value for key, value in source.to_dict().items() if value is not None}
     path = None if isinstance(source, Mapping) else find_toml(source)
     raw = dict(source) if isinstance(source, Mapping) else read_toml(path or Path())
+    _refuse_recipe(raw, source)
     overrides = list(overrides)
     chosen = [text for text in overrides if re.match(r"model\s*=", text)]
     raw = apply_overrides(raw, chosen)
     if isinstance(raw.get("model"), str):
-        raw["model"] = _model_table(raw["model"], Path() if path is None else path.parent)
+        raw["model"] = load_recipe(raw["model"], named_by=path)
     raw = apply_overrides(raw, [text for text in overrides if text not in chosen])
     if path is not None:
         raw.setdefault("name", re.sub(r"[^A-Za-z0-9._-]", "-", path.stem))

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 import os
 import platform
 import shutil
@@ -16,19 +15,15 @@ import torch
 
 import anyformer
 from anyformer.errors import UserError
-from anyformer.files import storage_errors, write_text
+from anyformer.files import storage_errors, sweep, write_text
 from anyformer.nn.init import Init
-from anyformer.planning import Plan, plan
 from anyformer.spec.parts import ModelSpec, NoNorm
 from anyformer.text.corpus import Corpus, prepare
-from anyformer.text.sources import list_documents
-from anyformer.text.split import split_documents
-from anyformer.text.tokenizer import Tokenizer
-from anyformer.text.trained import END_OF_TEXT
+from anyformer.train import state as states
 from anyformer.train.parallel import World
-from anyformer.train.run import BpeTokenizer, ByteTokenizer, CharTokenizer, FileTokenizer, Initial, Run
+from anyformer.train.planned import planned, val_fraction
+from anyformer.train.run import BpeTokenizer, FileTokenizer, Initial, Run
 from anyformer.train.schedule import span
-from anyformer.train.state import latest
 
 RUN_FORMAT, RUN_FORMAT_VERSION = "anyformer run", 1
 RUN_FILE = "run.json"
@@ -98,15 +93,26 @@ def set_up(run: Run, root: Path, *, resume: bool, fresh: bool, world: World, pro
     """
     folder = root / run.name
     previous = _previous(folder, run, resume=resume, fresh=fresh)
+    if world.rank == 0:
+        for name in ("corpus", *_OURS):
+            sweep(folder, name)
+        states.sweep(folder / "checkpoints")
+    world.wait()
     corpus = _corpus(run, folder, reuse=previous is not None, world=world, progress=progress)
-    spec = run.spec(corpus.tokenizer.vocab_size)
-    corpus.train.require(run.data.context)
+    spec = _fitting(run, corpus)
     if fresh and world.rank == 0:
         clear(folder)
     world.wait()
-    checkpoint = latest(folder / "checkpoints") if previous is not None else None
+    checkpoint = states.latest(folder / "checkpoints") if previous is not None else None
     warn_of_deep_post_norm(spec, run)
     return Job(run, folder, corpus, spec, checkpoint, previous)
+
+
+def _fitting(run: Run, corpus: Corpus) -> ModelSpec:
+    """The run's model for a corpus. Raises `UserError` when they do not fit."""
+    spec = run.spec(corpus.tokenizer.vocab_size)
+    corpus.train.require(run.data.context)
+    return spec
 
 
 def clear(folder: Path) -> None:
@@ -183,7 +189,12 @@ def _corpus(run: Run, folder: Path, *, reuse: bool, world: World, progress: Prog
         choice = run.data.tokenizer or BpeTokenizer()
         tokenizer = choice.path if isinstance(choice, FileTokenizer) else choice.kind
         size = choice.vocab_size if isinstance(choice, BpeTokenizer) else None
-        prepare(run.data.sources, place, tokenizer, size, _val_fraction(run), progress=progress)
+
+        def check(corpus: Corpus) -> None:
+            _fitting(run, corpus)
+
+        # The old corpus goes only when all is sound: a mistake in a fresh run must not cost the run that is there.
+        prepare(run.data.sources, place, tokenizer, size, val_fraction(run), progress=progress, check=check)
     world.wait()
     return Corpus.open(place)
 
@@ -220,40 +231,6 @@ def initial(run: Run) -> str | Init:
     if isinstance(choice, Initial):
         return Init(**{key: value for key, value in choice.model_dump().items() if key != "kind"})
     return choice.kind
-
-
-def planned(run: Run, spec: ModelSpec) -> Plan:
-    """The plan of a run's forward passes."""
-    precision = "float32"  # Autocast keeps weights, gradients and moments in float32.
-    return plan(
-        spec, batch=run.rows_per_forward(), context=run.data.context, dtype=precision, optimizer=run.optimizer.kind
-    )
-
-
-def expected_spec(run: Run) -> ModelSpec:
-    """The model of a run before its corpus is made; a bpe vocabulary is taken to be as large as allowed.
-
-    Raises `UserError` for text, a corpus or a tokenizer that is not there.
-    """
-    if run.data.corpus is not None:
-        return run.spec(Corpus.open(run.data.corpus).tokenizer.vocab_size)
-    documents = list_documents(run.data.sources).documents
-    match run.data.tokenizer or BpeTokenizer():
-        case BpeTokenizer(vocab_size=size):
-            return run.spec(size)
-        case FileTokenizer(path=path):
-            return run.spec(Tokenizer.load(path).vocab_size)
-        case CharTokenizer():
-            train, _ = split_documents(documents, _val_fraction(run))
-            control = (END_OF_TEXT,) if len({document.digest for document in documents}) > 1 else ()
-            texts = (part.text() for part in train)
-            return run.spec(Tokenizer.train("char", texts, control_tokens=control).vocab_size)
-        case ByteTokenizer():
-            return run.spec(Tokenizer.train("byte", []).vocab_size)
-
-
-def _val_fraction(run: Run) -> float:
-    return 0.1 if run.data.val_fraction is None else run.data.val_fraction
 
 
 def write_run_file(job: Job, *, steps: int, device: torch.device, processes: int, more: Mapping[str, Any]) -> None:
@@ -298,12 +275,3 @@ def require_compiler(device: torch.device) -> None:
             where="train.compile",
             remedy="install g++ or clang++, or set train.compile = false",
         )
-
-
-def steps_of(run: Run) -> int | None:
-    """The updates that a run asks for; None when it gives minutes, which must be measured."""
-    if run.train.steps is not None:
-        return run.train.steps
-    if run.train.tokens is not None:
-        return math.ceil(run.train.tokens / (run.train.batch * run.data.context))
-    return None

@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from anyformer import files
 from anyformer.checkpoint import WEIGHTS_FILE, read_weights, save_into
 from anyformer.errors import UserError
 from anyformer.files import atomic_folder, storage_errors, write_text
@@ -171,13 +172,11 @@ def prune(checkpoints: Path, keep: int, best: int | None) -> None:
 
 
 def sweep(checkpoints: Path) -> None:
-    """Removes what a killed process left half written or half removed."""
-    for pattern in (".step-*.partial", ".step-*.old", ".best.*.partial", ".last.*.partial"):
-        for path in checkpoints.glob(pattern):
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
+    """Removes what a killed process left half written or half removed; a checkpoint it had moved away comes back."""
+    for names in ("step-*", "best", "last"):
+        files.sweep(checkpoints, names)
+    for hidden in checkpoints.glob(".step-*.old"):
+        shutil.rmtree(hidden, ignore_errors=True)
 
 
 def latest(checkpoints: Path) -> Path | None:

@@ -1,0 +1,51 @@
+"""The options of sampling that `generate` and `chat` share, and the `Sampling` that they make."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from anyformer.infer import Sampling
+
+MaxNewTokens = Annotated[int, typer.Option(help="The most tokens of a reply.")]
+Temperature = Annotated[float, typer.Option(help="0 takes the most probable token each time.")]
+TopK = Annotated[int | None, typer.Option(help="Draw from the k most probable tokens.", show_default="all")]
+TopP = Annotated[float | None, typer.Option(help="Draw from the most probable tokens of mass p.", show_default="all")]
+MinP = Annotated[
+    float | None,
+    typer.Option(help="Draw from tokens at least this share as probable as the first.", show_default="all"),
+]
+RepetitionPenalty = Annotated[
+    float, typer.Option(help="Above 1 makes tokens of the prompt and the reply less probable.")
+]
+Stop = Annotated[
+    list[str] | None,
+    typer.Option(help="A text that ends a reply; may be given several times.", show_default="none"),
+]
+Device = Annotated[str, typer.Option(help="cpu, cuda, or auto.")]
+
+
+def sampling_of(
+    *,
+    max_new_tokens: int,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    min_p: float | None,
+    repetition_penalty: float,
+    seed: int,
+    stop: list[str] | None,
+) -> "Sampling":
+    """The options as `infer.Sampling`. Raises `UserError` for one that cannot be used."""
+    from anyformer.infer import Sampling
+
+    return Sampling(
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
+        stop=tuple(stop or ()),
+    )
