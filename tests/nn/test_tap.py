@@ -186,7 +186,7 @@ def test_overflow_in_half_precision_is_named():
 def test_a_name_that_meets_no_site_is_refused():
     model = made(LLAMA)
     tokens = ids(1, 3, 19)
-    with pytest.raises(ValueError, match="resid_pots'; did you mean 'blocks.0.resid_post'"):
+    with pytest.raises(ValueError, match=r"resid_pots'; did you mean 'blocks.0.resid_post'"):
         model(tokens, tap=Tap(record=["blocks.0.resid_pots"]))
     with pytest.raises(ValueError, match=r"sites end in .*attn_out"):
         model(tokens, tap=Tap(edit={"xyz": lambda x: x}))

@@ -1,8 +1,8 @@
 """Batches as a pure function of the seed and the step, so that resuming needs the step number alone.
 
 Of n tokens an epoch reads ⌊(n − 1) / T⌋ windows of T + 1 tokens that overlap by one, in a fresh order and from a
-fresh phase in 0 … T − 1, so that rows begin elsewhere every time. Where the phase leaves no room for the last window, that one
-begins at 0 and covers what the phase left out. Rows are numbered through all epochs: update s takes rows
+fresh phase in 0 … T − 1, so that rows begin elsewhere every time. Where the phase leaves no room for the last window,
+that one begins at 0 and covers what the phase left out. Rows are numbered through all epochs: update s takes rows
 s·B … s·B + B − 1, and what an epoch has left goes into the next batch.
 """
 
