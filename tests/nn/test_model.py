@@ -369,24 +369,6 @@ def test_a_model_learns():
     assert losses[-1] < 0.2
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_compiled_is_eager():
-    """Values and gradients."""
-    torch._dynamo.reset()
-    model = made({**LLAMA, "n_layers": 1}, dtype="float64")
-    compiled = torch.compile(model, backend="eager")
-    tokens = ids(2, 6, 19)
-    out = compiled(tokens)
-    torch.testing.assert_close(out, model(tokens))
-    out.square().sum().backward()
-    got = {name: p.grad.clone() for name, p in model.named_parameters()}
-    model.zero_grad()
-    model(tokens).square().sum().backward()
-    for name, p in model.named_parameters():
-        torch.testing.assert_close(got[name], p.grad)
-    torch._dynamo.reset()
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", list(KINDS))

@@ -153,6 +153,7 @@ def test_fewer_rows_than_processes_and_absent_devices_are_refused(monkeypatch):
 
 def test_one_device_named_for_several_processes_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: pytest.fail("took another device"))
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UserError, match="each takes its own device") as caught:

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from anyformer.checkpoint import device_of
 from anyformer.errors import UserError
 
 
@@ -150,7 +151,7 @@ def join(device: str, batch: int) -> tuple[World, torch.device]:
             expected='"cuda", "cpu" or "auto"',
             remedy='write "cuda"; CUDA_VISIBLE_DEVICES chooses among the devices',
         )
-    found = device_of(device)
+    found = device_of(device, where="train.device")
     if size == 1:
         return Alone(), found
     if batch < size:
@@ -169,12 +170,3 @@ def leave() -> None:
     """Ends what `join` began; nothing where it began nothing."""
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-def device_of(name: str, where: str = "train.device") -> torch.device:
-    """The device that a name means: "auto" is CUDA where it is there, else the CPU. Raises `UserError`."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name == "cpu" or (name.startswith("cuda") and torch.cuda.is_available()):
-        return torch.device(name)
-    raise UserError("this device cannot be used here", where=where, got=name, remedy='"auto" or "cpu" would do')
