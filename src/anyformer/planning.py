@@ -360,6 +360,8 @@ def plan(
         dtype: of weights, activations and cache.
         optimizer: "adamw", "muon" (with AdamW for what is no matrix), "sgd", or "none" for inference.
     """
+    if not isinstance(spec, ModelSpec):
+        raise UserError("plan takes a specification", got=repr(spec), remedy="af.load_spec(name or file) gives one")
     if context is None:
         context = spec.decoder.max_positions or 1024
     if batch < 1 or context < 1:

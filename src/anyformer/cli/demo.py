@@ -23,7 +23,7 @@ def demo(
     """Train the small LLaMA of recipes/demo.toml for about two minutes, then let it write."""
     overrides = [f"seed={seed}"]
     if docs:
-        overrides += ['data.sources=["python:docs"]', 'sample.prompts=["The ", "A class "]']
+        overrides += ['data.sources=["python:docs"]', 'sample.prompts=["The", "A class"]']
     if minutes is not None:
         overrides.append(f"train.minutes={minutes}")
     if steps is not None:
@@ -32,7 +32,7 @@ def demo(
     say(result, resume_command("demo", overrides, runs), as_json=False, err=as_json)
     if not result.finished:
         raise typer.Exit(128 + (result.signum or 2))
-    prompt = "The " if docs else "def "
+    prompt = "The" if docs else "    def"
     text = _sample(result.folder, prompt, seed, aloud=not as_json)
     if as_json:
         typer.echo(json.dumps({**result.to_dict(), "sample": {"prompt": prompt, "text": text}}, indent=1))
@@ -53,5 +53,5 @@ def _sample(folder: Path, prompt: str, seed: int, *, aloud: bool) -> str:
         if aloud:
             show(delta.text)
     if aloud:
-        show(f"\n\nmore of it: anyformer generate {folder} --prompt 'class ' --temperature 0.6\n")
+        show(f"\n\nmore of it: anyformer generate {folder} --prompt 'class' --temperature 0.6\n")
     return "".join(pieces)

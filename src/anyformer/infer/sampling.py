@@ -123,9 +123,9 @@ class Sampling:
             values["min_p"] = _number("min_p", self.min_p, expected)
             if not 0 <= values["min_p"] <= 1:
                 raise _refuse("min_p", self.min_p, expected)
-        expected = "a finite number above 0; 1 changes nothing"
+        expected = "a number from 0.01 to 100; 1 changes nothing"
         values["repetition_penalty"] = _number("repetition_penalty", self.repetition_penalty, expected)
-        if values["repetition_penalty"] <= 0:
+        if not 0.01 <= values["repetition_penalty"] <= 100:
             raise _refuse("repetition_penalty", self.repetition_penalty, expected)
         values["presence_penalty"] = _number("presence_penalty", self.presence_penalty, finite)
         values["frequency_penalty"] = _number("frequency_penalty", self.frequency_penalty, finite)

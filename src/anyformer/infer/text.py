@@ -155,6 +155,8 @@ def stream(
         UserError: a prompt that cannot be continued.
         LogitsError: the model gives NaN or +inf.
     """
+    if not isinstance(prompts, Sequence):
+        raise UserError("prompts are a text, or several texts or lists of ids", where="prompts", got=repr(prompts))
     texts = [prompts] if isinstance(prompts, str) else list(prompts)
     ids = [encode_prompt(tokenizer, prompt, f"prompt {row}") for row, prompt in enumerate(texts)]
     samplings = per_row(sampling, len(ids))

@@ -249,6 +249,8 @@ def build(
         device: where the weights live; "meta" gives the structure alone.
         dtype: of the weights.
     """
+    if not isinstance(spec, ModelSpec):
+        raise ValueError(f"build takes a specification, and got {spec!r}; af.load_spec(name or file) gives one")
     with torch.device("meta"):
         model = Model(spec).to(_dtype(dtype))
     if torch.device(device).type != "meta":
@@ -266,7 +268,12 @@ def build_block(
     device: str | torch.device = "cpu",
     dtype: str | torch.dtype = "float32",
 ) -> Block:
-    """One block with fresh weights, [B, T, C] -> [B, T, C], in evaluation mode, for use in any module."""
+    """One block with fresh weights, [B, T, C] -> [B, T, C], in evaluation mode, for use in any module.
+
+    `spec` is a block of a model's specification, `spec.decoder.blocks[0]` say, and `d_model` its width C.
+    """
+    if not isinstance(spec, BlockSpec):
+        raise ValueError(f"build_block takes a block, such as spec.decoder.blocks[0]; got a {type(spec).__name__}")
     with torch.device("meta"):
         block = Block(spec, d_model).to(_dtype(dtype))
     if torch.device(device).type != "meta":

@@ -125,7 +125,9 @@ def tiles(run: Run) -> list[Tile]:
             run.parameters,
         ),
         Tile("tokens seen", words.short(run.tokens), seen, run.tokens),
-        Tile("time", words.duration(run.seconds), f"{speed:,.0f} tokens per second" if speed else "", run.seconds),
+        Tile(
+            "time", words.duration(run.seconds), f"median {speed:,.0f} tokens per second" if speed else "", run.seconds
+        ),
     ]
 
 
@@ -157,6 +159,9 @@ def plan_groups(plan: Mapping[str, Any]) -> list[tuple[str, list[Row]]]:
     return [(title, rows) for title, rows in groups if rows]
 
 
+_PEAK = "peak memory of training (measured with corpus and libraries)"
+
+
 def scores(run: Run) -> list[Score]:
     """What was planned beside what was measured, for what the run measured."""
     memory = run.plan.get("memory")
@@ -164,7 +169,7 @@ def scores(run: Run) -> list[Score]:
     if run.peak_memory is None or not planned > 0:
         return []
     ratio = run.peak_memory / planned
-    return [Score("peak memory of training", words.size(planned), words.size(run.peak_memory), ratio)]
+    return [Score(_PEAK, words.size(planned), words.size(run.peak_memory), ratio)]
 
 
 def speed_rows(run: Run) -> list[Row]:

@@ -16,6 +16,8 @@ def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
         raise UserError("an override reads KEY.KEY=VALUE", where="--set", got=text, expected="attention.n_heads=4")
     try:
         return keys, tomllib.loads(f"value = {value}")["value"]
+    except RecursionError:
+        raise UserError("the value is nested too deeply", where=f"--set {'.'.join(keys)}") from None
     except tomllib.TOMLDecodeError:
         return keys, value.strip()
 

@@ -52,6 +52,8 @@ def read_toml(path: Path) -> dict[str, Any]:
     """The tables of a TOML file. Raises `UserError` for what is not UTF-8 or not TOML."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise UserError("not a description: it is nested too deeply", where=path) from None
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"not TOML: {error}", where=path) from None
     except UnicodeDecodeError as error:

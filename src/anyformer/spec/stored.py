@@ -60,7 +60,7 @@ def from_json(text: str, *, where: object = None) -> ModelSpec:
     """The specification in JSON `text`; older formats are migrated. Raises `SpecError`."""
     try:
         table = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise SpecError([Problem("(the whole)", f"is not JSON: {error}")], where=where) from None
     if not isinstance(table, dict):
         raise SpecError([Problem("(the whole)", "is not a JSON object")], where=where)

@@ -1,0 +1,61 @@
+"""The process around a verb: closed streams, memory that is not there, what is said on the way out."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from anyformer.cli.main import _say
+
+RUN = "from anyformer.cli.main import run; run()"
+
+
+def shell(command):
+    return subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+
+
+def test_closed_streams_are_no_fault_of_ours(tmp_path):
+    verb = f'{sys.executable} -c "{RUN}" generate {tmp_path}/none --prompt a'
+    assert shell(f"{verb} >&-").returncode == 2
+    assert shell(f"{verb} 2>&-").returncode == 2
+    assert shell(f'{sys.executable} -c "{RUN}" plan llama-tiny >&-').returncode == 0
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried …")]
+)
+def test_memory_that_is_not_there_is_the_users_to_mend(error, capsys):
+    assert _say(error) == 2
+    assert "not enough memory" in capsys.readouterr().err
+    assert _say(RuntimeError("something else")) == 1
+
+
+def test_an_interrupt_says_so():
+    child = subprocess.Popen(
+        [sys.executable, "-c", RUN, "generate", "/dev/null", "--prompt", "-"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+    time.sleep(2.0)
+    child.send_signal(signal.SIGINT)
+    out, err = child.communicate(timeout=30)
+    if child.returncode == 2:
+        pytest.skip("the verb had ended before the signal came")
+    assert child.returncode == 130
+    assert "interrupted" in err
+    assert out == ""
+
+
+def test_deep_nesting_is_refused(tmp_path):
+    deep = tmp_path / "deep.toml"
+    deep.write_text("a=" + "[" * 5000)
+    for words in (["plan", str(deep)], ["plan", "llama-tiny", "--set", "a=" + "[" * 3000]):
+        run = subprocess.run([sys.executable, "-c", RUN, *words], capture_output=True, text=True)
+        assert run.returncode == 2, run.stderr
+        assert "nested too deeply" in run.stderr
