@@ -490,3 +490,11 @@ def test_tokenizer_choices_that_cannot_work_are_refused(folder, tmp_path):
         with pytest.raises(UserError):
             prepare(folder, tmp_path / "out", **wrong)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["", "  "])
+def test_an_empty_name_is_no_folder(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("text")
+    with pytest.raises(UserError, match="an empty name"):
+        list_documents([name])

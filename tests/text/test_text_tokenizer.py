@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Regex, pre_tokenizers
 
 from anyformer.errors import UserError
 from anyformer.text import Tokenizer
+from anyformer.text.encoding import neutral_cuts
+from anyformer.text.trained import WORDS
 
 WRITTEN = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 TOTAL = ["byte", "bpe", "with_added"]
@@ -293,3 +296,64 @@ def test_what_is_not_text_is_refused(wrong):
         Tokenizer.train("byte", []).encode(wrong)
     with pytest.raises(UserError):
         Tokenizer.train("byte", []).encode_batch(["a", wrong])
+
+
+UNBOUNDED = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+ORDINARY = st.text(st.sampled_from("abcé数 \t\n\r.,'-=_019s"), max_size=100)
+
+
+def pieces(pattern, text):
+    split = pre_tokenizers.Split(Regex(pattern), "isolated")
+    return [piece for piece, _ in split.pre_tokenize_str(text)]
+
+
+@settings(deadline=None, max_examples=300)
+@given(text=ORDINARY)
+def test_words_of_ordinary_length_are_what_llama_3_makes_of_them(text):
+    assert pieces(WORDS, text) == pieces(UNBOUNDED, text)
+
+
+@pytest.mark.parametrize("letter", ["x", " ", "=", "\n", "\r", "数", " \n", "x="])
+def test_one_endless_word_is_cut_so_that_it_can_be_merged(letter):
+    """200,000 of one character: merging them as one word takes hours."""
+    text = letter * (200_000 // len(letter))
+    cut = pieces(WORDS, text)
+    assert "".join(cut) == text
+    assert max(map(len, cut)) <= 1 + 3 * 128
+    tokenizer = Tokenizer.train("bpe", [text], 300)
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@pytest.mark.parametrize("n_before", [0, 1, 61, 100])
+def test_an_endless_word_is_not_cut_elsewhere_for_being_encoded_in_pieces(n_before):
+    text = "a" * n_before + " " + "x" * 3000
+    tokenizer = Tokenizer.train("bpe", [text], 300)
+    start = 0
+    ids = []
+    for end in [*neutral_cuts(tokenizer, text, 512), len(text)]:
+        ids += tokenizer.encode(text[start:end])
+        start = end
+    assert ids == tokenizer.encode(text)
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "chat_template.jinja", "generation_config.json"])
+@pytest.mark.parametrize("how", ["folder", "link"])
+def test_a_settings_file_that_is_none_is_refused(tmp_path, name, how):
+    Tokenizer.train("byte", []).save(tmp_path)
+    (tmp_path / name).unlink(missing_ok=True)
+    if how == "folder":
+        (tmp_path / name).mkdir()
+    else:
+        (tmp_path / name).symlink_to(tmp_path / "nowhere")
+    with pytest.raises(UserError, match=name):
+        Tokenizer.load(tmp_path)
+
+
+def test_settings_nested_too_deep_are_refused(tmp_path):
+    Tokenizer.train("byte", []).save(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("[" * 100_000)
+    with pytest.raises(UserError, match="cannot be read as JSON"):
+        Tokenizer.load(tmp_path)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from training_runs import table
 
 import anyformer
@@ -289,3 +290,72 @@ def test_a_checkpoint_torn_from_its_place_is_put_back(copied):
     first = json.loads((run / "metrics.jsonl").read_text().splitlines()[0])
     assert first["step"] == 1
     assert not [*run.glob(".*"), *run.glob("checkpoints/.*")]
+
+
+FIELDS = [
+    ("step", 7),
+    ("step", "8"),
+    ("step", True),
+    ("steps", 7),
+    ("steps", 8.0),
+    ("context", 0),
+    ("corpus", 5),
+    ("tokens", -1),
+    ("tokens", None),
+    ("seconds", "long"),
+    ("seconds", float("nan")),
+    ("evaluated", 9),
+    ("sampled", -1),
+    ("best_step", [1]),
+    ("best_step", 9),
+    ("best_loss", "low"),
+    ("best_loss", None),
+    ("score", 3),
+    ("score", {"loss": 1.0}),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), FIELDS)
+def test_a_state_with_a_changed_field_is_refused_by_name(copied, name, value):
+    path = last(copied) / "train" / "state.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), name: value}))
+    with pytest.raises(UserError, match="training state is damaged") as caught:
+        longer(copied)
+    assert f"{name} = " in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_a_state_nested_too_deep_is_refused(copied):
+    (last(copied) / "train" / "state.json").write_text("[" * 100_000)
+    with pytest.raises(UserError, match="cannot be read"):
+        longer(copied)
+
+
+@pytest.mark.parametrize("how", ["short", "zeros", "dtype"])
+def test_a_random_state_that_no_generator_takes_is_refused(copied, how):
+    path = last(copied) / "train" / states.RANDOM_FILE
+    good = load_file(path)["torch"]
+    bad = {"short": good[:, :-9], "zeros": torch.zeros_like(good), "dtype": good.to(torch.int32)}[how]
+    save_file({"torch": bad.contiguous()}, path)
+    with pytest.raises(UserError, match="random state is not whole"):
+        longer(copied)
+
+
+def test_moments_of_another_dtype_are_refused(copied):
+    path = last(copied) / "train" / states.OPTIMIZER_FILE
+    tensors = load_file(path)
+    name = next(name for name in tensors if name.endswith("exp_avg"))
+    save_file({**tensors, name: tensors[name].to(torch.int32)}, path)
+    with pytest.raises(UserError, match=r"int32 and should be torch\.float32"):
+        longer(copied)
+
+
+def test_foreign_lines_of_the_metrics_are_counted_and_a_cut_last_line_is_not(copied):
+    path = copied / "runs" / "tiny" / "metrics.jsonl"
+    whole = path.read_text()
+    path.write_text(whole + '{"kind": "tra')
+    assert longer(copied, 9).step == 9
+    path.write_text("not json\n\n[1]\n" + path.read_text() + '{"kind": "tra')
+    with pytest.warns(UserWarning, match="2 lines that are no records"):
+        longer(copied, 10)
+    assert json.loads(path.read_text().splitlines()[0]) == json.loads(whole.splitlines()[0])

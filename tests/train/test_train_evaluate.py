@@ -1,4 +1,6 @@
+import json
 import math
+import re
 
 import pytest
 import torch
@@ -9,7 +11,7 @@ from anyformer.nn.model import build
 from anyformer.spec import load_spec
 from anyformer.text import Tokenizer
 from anyformer.text.corpus import prepare
-from anyformer.train.evaluate import evaluate_split, evaluating, score_ids, score_texts, strided
+from anyformer.train.evaluate import Score, evaluate_split, evaluating, score_ids, score_texts, strided
 
 SPEC = load_spec({**RECIPE, "vocab_size": 257, "dropout": 0.5, "max_positions": 12})
 
@@ -158,3 +160,21 @@ def test_evaluation_can_be_given_up(tmp_path):
     run = table(tmp_path)
     corpus = prepare(run["data"]["sources"], tmp_path / "c", "byte", val_fraction=0.2)
     assert evaluate_split(model(), corpus.val, context=12, abandon=lambda: True) is None
+
+
+def test_weights_that_are_not_numbers_are_named():
+    model = build(load_spec({**RECIPE, "vocab_size": 257, "max_positions": 16}), seed=1)
+    tokenizer = Tokenizer.train("byte", [])
+    name, parameter = list(model.named_parameters())[3]
+    with torch.no_grad():
+        parameter.view(-1)[0] = float("nan")
+    with pytest.raises(UserError, match=f"parameter {re.escape(name)}"):
+        score_texts(model, tokenizer, ["some text"], context=16)
+
+
+def test_a_perplexity_too_large_for_a_float_is_none_in_json():
+    score = Score.of(8000.0, 10, 10)
+    assert score.perplexity == math.inf
+    text = json.dumps(score.to_dict(), allow_nan=False)
+    assert json.loads(text)["perplexity"] is None
+    assert Score.from_dict(json.loads(text)) == score

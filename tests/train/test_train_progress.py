@@ -59,3 +59,15 @@ def test_a_bar_on_a_terminal(monkeypatch):
 
 def test_durations():
     assert [duration(s) for s in (0, 59.6, 61, 3723)] == ["0:00", "1:00", "1:01", "1:02:03"]
+
+
+def test_the_text_being_prepared_is_said_once_off_a_terminal(monkeypatch):
+    assert shown(False, monkeypatch).count("preparing the text: 20 bytes\n") == 1
+    assert "preparing the text" not in shown(True, monkeypatch)
+
+
+def test_an_endless_perplexity_is_shown():
+    stream = io.StringIO()
+    progress = ConsoleProgress(Console(file=stream, width=100))
+    progress.record({"kind": "eval", "step": 20, "loss": 800.0, "perplexity": None, "bits_per_byte": 2.1})
+    assert "perplexity inf" in stream.getvalue()

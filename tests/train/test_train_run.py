@@ -195,3 +195,21 @@ def test_a_bfloat16_run_says_what_its_plan_counts(tmp_path):
     assert plan.memory == plain.memory
     assert "counted as float32" in plan.table()
     assert "counted as float32" not in plain.table()
+
+
+def test_one_source_may_stand_without_a_list(tmp_path):
+    run = table(tmp_path, sample={"prompts": "once"})
+    assert load_run(run, ["data.sources=missing.txt"]).data.sources == ("missing.txt",)
+    assert load_run(run).sample.prompts == ("once",)
+    with pytest.raises(SpecError, match="should be a list"):
+        load_run(run, ["data.sources=3"])
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("x" * 101, "100"), ("a/b", "letters"), ("-x", "letters"), ("", "letters"), ("a\n", "letters")]
+)
+def test_a_name_that_cannot_be_is_explained_in_words(tmp_path, name, said):
+    with pytest.raises(SpecError, match=said) as caught:
+        load_run(table(tmp_path, name=name))
+    assert "pattern" not in str(caught.value)
+    assert load_run(table(tmp_path, name="x" * 100)).name == "x" * 100

@@ -11,6 +11,7 @@ Progress = Callable[[int, int], None]
 
 _PIECE = 1 << 16
 _WINDOW = 256
+_SHIFT = 37
 _BATCH = 1 << 21
 
 
@@ -112,6 +113,11 @@ def _places(text: str, at: int) -> Iterator[int]:
 
 
 def _neutral(tokenizer: Tokenizer, text: str, cut: int) -> bool:
-    left, right = text[max(0, cut - _WINDOW) : cut], text[cut : cut + _WINDOW]
-    one, before, after = tokenizer.encode_batch([left + right, left, right], bare=True, parallel=False)
-    return one == before + after
+    right = text[cut : cut + _WINDOW]
+    # An endless word is cut every so many characters from its start: seen from two places, no cut in it is neutral.
+    for begin in (cut - _WINDOW, cut - _WINDOW + _SHIFT):
+        left = text[max(0, begin) : cut]
+        one, before, after = tokenizer.encode_batch([left + right, left, right], bare=True, parallel=False)
+        if one != before + after:
+            return False
+    return True

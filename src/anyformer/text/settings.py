@@ -77,12 +77,22 @@ class Settings:
 _OTHERS = ("generation_config.json", "config.json")
 
 
+def _is_there(path: Path) -> bool:
+    """Whether there is such a file. Raises `UserError` for a folder of its name, or a link that leads nowhere."""
+    if path.is_file():
+        return True
+    if path.exists() or path.is_symlink():
+        got = "a folder" if path.is_dir() else "a link that leads nowhere" if path.is_symlink() else "no file"
+        raise UserError("there should be a file of this name, or nothing", where=path, got=got)
+    return False
+
+
 def _object(path: Path) -> dict[str, Any]:
-    if not path.is_file():
+    if not _is_there(path):
         return {}
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError("this file cannot be read as JSON", where=path, got=error) from error
     if not isinstance(value, dict):
         raise UserError("this file does not hold a JSON object", where=path, got=type(value).__name__)
@@ -110,7 +120,7 @@ def _templates(folder: Path, value: object) -> dict[str, str]:
             if isinstance(entry, dict) and isinstance(entry.get("template"), str):
                 found[str(entry.get("name", "default"))] = entry["template"]
     path = folder / "chat_template.jinja"
-    if path.is_file():
+    if _is_there(path):
         try:
             found["default"] = path.read_text(encoding="utf-8")
         except (OSError, ValueError) as error:

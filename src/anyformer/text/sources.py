@@ -102,11 +102,15 @@ def list_documents(sources: Sequence[str | Path], exclude: Path | None = None) -
             out), and the names in `BUILT_IN`.
         exclude: a folder in which nothing is looked for.
 
-    `UserError` for a source that is missing or without a document, and for a file named by itself that is
-    not text.
+    `UserError` for a source that has no name, is missing or is without a document, and for a file named by
+    itself that is not text.
     """
     if not sources:
         raise UserError("no text was given", where="sources", expected=f"files, folders, {' or '.join(BUILT_IN)}")
+    if any(not str(source).strip() for source in sources):
+        raise UserError(
+            "an empty name names no text", where="sources", expected="a file or a folder; '.' is the folder you are in"
+        )
     listing = Listing()
     seen: set[Path] = set()
     for source in sources:

@@ -15,10 +15,11 @@ DEFAULT_BPE_VOCABULARY = 4096
 
 # Where words may end: contractions, letters with one leading mark or space, digits by threes, punctuation
 # with the line ends that follow it, line ends, other white space (the pattern of Llama 3, Grattafiori et
-# al., 2024).
+# al., 2024). Each run is cut at 128 characters, since the time to merge a word grows with the square of its length;
+# longer runs than that are rules and tables at most, not words.
 WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}{1,128}|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]{1,128}[\r\n]{0,128}|\s{0,128}[\r\n]{1,128}|\s{1,128}(?!\S)|\s{1,128}"
 )
 
 

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from anyformer.errors import UserError
+from anyformer.nn.model import Model
 from anyformer.text.corpus import Split, bits_per_byte
 from anyformer.text.tokenizer import Tokenizer
 from anyformer.train.data import Windows, whole_split
@@ -61,8 +62,14 @@ class Score:
         return Score(loss, perplexity, bits_per_byte(nats, n_bytes), n_tokens, n_bytes)
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain numbers."""
-        return asdict(self)
+        """As numbers that JSON knows: a perplexity too large for a float is None."""
+        return {**asdict(self), "perplexity": self.perplexity if math.isfinite(self.perplexity) else None}
+
+    @staticmethod
+    def from_dict(table: dict[str, Any]) -> "Score":
+        """What `to_dict` gave."""
+        perplexity = table["perplexity"]
+        return Score(**{**table, "perplexity": math.inf if perplexity is None else perplexity})
 
 
 @contextmanager
@@ -218,7 +225,7 @@ def score_texts(
         progress: called after each forward pass with the bytes of UTF-8 that are done, in the end all of them.
 
     Raises:
-        UserError: nothing to score, or a stride out of range.
+        UserError: nothing to score, a stride out of range, or a loss that is not a finite number.
     """
     before = tokenizer.bos_id if tokenizer.bos_id is not None else tokenizer.eos_id
     nats, n_tokens, n_bytes, n_read = 0.0, 0, 0, 0
@@ -234,7 +241,23 @@ def score_texts(
             n_bytes -= len(tokenizer.token_bytes(ids[0], first=True))
         tell = None if progress is None else partial(_tell_bytes, progress, n_read - size, size, len(ids))
         more, count = score_ids(model, ids, context=context, stride=stride, rows=rows, progress=tell)
+        if not math.isfinite(more):
+            raise _not_finite(model, ids[:context], more)
         nats, n_tokens = nats + more, n_tokens + count
         if progress is not None:
             progress(n_read)
     return Score.of(nats, n_tokens, n_bytes)
+
+
+def _not_finite(model: nn.Module, ids: Sequence[int], nats: float) -> UserError:
+    """Names the first parameter that is not finite, or else the first such site in a pass over `ids`."""
+    site = None
+    if isinstance(model, Model):
+        with evaluating(model):
+            site = model.trace_nonfinite(torch.tensor([ids], device=next(model.parameters()).device))
+    return UserError(
+        "the loss of this text is not a finite number",
+        where=site,
+        got=nats,
+        remedy="take an earlier checkpoint: these weights cannot be used",
+    )

@@ -16,6 +16,7 @@ from anyformer.report import write_report
 from anyformer.train import state as states
 from anyformer.train.data import TrainingData, fingerprint
 from anyformer.train.evaluate import Score, evaluate_split, evaluating
+from anyformer.train.lock import sole_trainer
 from anyformer.train.loss import Batch
 from anyformer.train.measure import PeakMemory, forward_seconds, now, step_seconds
 from anyformer.train.metrics import MetricsFile, Observer, Record, TensorBoard, require_tensorboard
@@ -93,7 +94,8 @@ def train(
         command: how a person goes on with this run, for run.json and the report of a stopped one.
 
     Raises:
-        UserError: a description, data or checkpoint that cannot work; a loss that is no longer finite (`Diverged`).
+        UserError: a description, data or checkpoint that cannot work; a run that another process trains; a loss that
+            is no longer finite (`Diverged`).
     """
     run = load_run(run)
     world, device = join(run.train.device, run.train.batch)
@@ -101,10 +103,12 @@ def train(
         require_tensorboard()
     if run.train.compile:
         require_compiler(device)
-    job = set_up(run, Path(root), resume=resume, fresh=fresh, world=world, progress=preparing)
-    with torch.random.fork_rng([device] if device.type == "cuda" else []), StopRequest(notice, enabled=signals) as stop:
-        trainer = _Trainer(job, world, device, stop, report=report, command=command)
-        return trainer.run_all(observers)
+    cuda = [device] if device.type == "cuda" else []
+    with sole_trainer(Path(root) / run.name, world):
+        job = set_up(run, Path(root), resume=resume, fresh=fresh, world=world, progress=preparing)
+        with torch.random.fork_rng(cuda), StopRequest(notice, enabled=signals) as stop:
+            trainer = _Trainer(job, world, device, stop, report=report, command=command)
+            return trainer.run_all(observers)
 
 
 class _Trainer:
@@ -157,7 +161,7 @@ class _Trainer:
             raise UserError(
                 "the data are not those that the run began with", where=self.job.corpus.folder, remedy=remedy
             )
-        random = states.restore(folder, model=self.model, optimizer=self.optimizer)
+        random = states.restore(folder, model=self.model, optimizer=self.optimizer, device=self.device)
         if len(random) != self.world.size:
             got, expected = f"{self.world.size} processes", len(random)
             raise UserError(
@@ -426,7 +430,7 @@ class _Trainer:
             steps=state.steps,
             finished=state.step >= state.steps and state.evaluated == state.step,
             signum=self.stop.signum,
-            score=None if state.score is None else Score(**state.score),
+            score=None if state.score is None else Score.from_dict(state.score),
             best_step=state.best_step,
             best_loss=state.best_loss,
             tokens=state.tokens,

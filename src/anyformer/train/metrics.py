@@ -13,6 +13,7 @@ far, `seconds` the time in steps so far, evaluation excluded, across resumptions
 """
 
 import json
+import warnings
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -41,8 +42,14 @@ class MetricsFile:
     """Appends records to metrics.jsonl, each on disk's way when `record` returns."""
 
     def __init__(self, path: Path, step: int) -> None:
-        """Goes on after update `step`: lines of later updates are taken out first."""
+        """Goes on after update `step`: lines of later updates are taken out first, and lines that are no records.
+
+        Warns of the latter, unless it is a last line cut short, as a killed process leaves it.
+        """
         self.path = path
+        if step and (foreign := _foreign(path)):
+            noun = "line that is no record" if foreign == 1 else "lines that are no records"
+            warnings.warn(f"{path}: {foreign} {noun} left out", stacklevel=2)
         kept = [record for record in read_metrics(path)[0] if record["step"] <= step] if step else []
         write_text(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in kept))
         with storage_errors(path):
@@ -61,6 +68,23 @@ class MetricsFile:
         """Closes the file."""
         with storage_errors(self.path):
             self._file.close()
+
+
+def _foreign(path: Path) -> int:
+    """How many lines of a metrics file are no records, a last line without its end not counted."""
+    if not path.exists():
+        return 0
+    with storage_errors(path):
+        lines = path.read_bytes().split(b"\n")[:-1]
+    return sum(bool(line.strip()) and not _is_record(line) for line in lines)
+
+
+def _is_record(line: bytes) -> bool:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(record, dict) and isinstance(record.get("step"), int)
 
 
 class TensorBoard:

@@ -103,6 +103,8 @@ class Optimizer:
                 raise _misfit(f"{name} is missing")
             if tensors[name].shape != tensor.shape:
                 raise _misfit(f"{name} is {list(tensors[name].shape)} and should be {list(tensor.shape)}")
+            if tensors[name].dtype != tensor.dtype:
+                raise _misfit(f"{name} is {tensors[name].dtype} and should be {tensor.dtype}")
         foreign = next((name for name in tensors if name not in own), None)
         if foreign is not None:
             raise _misfit(f"{foreign} belongs to no parameter")

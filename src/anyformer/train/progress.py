@@ -1,5 +1,6 @@
 """What a person sees while a model trains: a bar with step, loss, tokens/s and ETA, or plain lines off a terminal."""
 
+import math
 import time
 from typing import Any
 
@@ -42,6 +43,7 @@ class ConsoleProgress:
         self._loss: float | None = None
         self._speed: float | None = None
         self._said = time.monotonic()
+        self._prepares = False
 
     def __enter__(self) -> "ConsoleProgress":
         return self
@@ -50,8 +52,11 @@ class ConsoleProgress:
         self.end()
 
     def preparing(self, done: int, total: int) -> None:
-        """Shows how much of a corpus is encoded, in bytes."""
+        """Shows how much of a corpus is encoded, in bytes; off a terminal, that it has begun."""
         if not self.console.is_terminal:
+            if not self._prepares:
+                self._line(f"preparing the text: {total:,} bytes")
+                self._prepares = True
             return
         if self._bar is None:
             columns = (TextColumn("encoding the text"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
@@ -92,9 +97,10 @@ class ConsoleProgress:
             case "train":
                 self._step(record)
             case "eval":
+                perplexity = math.inf if record["perplexity"] is None else record["perplexity"]
                 self._line(
                     f"step {record['step']:,}/{self._steps:,}  validation loss {record['loss']:.4f}  "
-                    f"perplexity {record['perplexity']:.2f}  {record['bits_per_byte']:.3f} bits per byte"
+                    f"perplexity {perplexity:.2f}  {record['bits_per_byte']:.3f} bits per byte"
                 )
             case "sample":
                 self._line(f"step {record['step']:,}  sample: {record['prompt']}{record['text']}")

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
 from anyformer.errors import UserError
 from anyformer.spec.expand import expand
@@ -18,7 +18,29 @@ from anyformer.train.schedule import Cosine, Schedule
 
 NonNegative = Annotated[float, Field(ge=0)]
 Rows = Annotated[int, Field(ge=1, le=1 << 20)]
-Words = Annotated[tuple[str, ...], Field(strict=False)]
+
+
+def _listed(value: object) -> object:
+    """A text alone is a list of one."""
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, list | tuple):
+        raise ValueError("should be a list of texts, or one text")
+    return value
+
+
+def _named(name: str) -> str:
+    if len(name) > LONGEST_NAME:
+        raise ValueError(f"is too long: {len(name)} characters, and a folder is named by it; {LONGEST_NAME} may be had")
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", name):
+        raise ValueError(
+            "may hold the letters a to z and A to Z, digits, '_', '-' and '.', and begins with a letter, a digit or '_'"
+        )
+    return name
+
+
+LONGEST_NAME = 100
+Words = Annotated[tuple[str, ...], Field(strict=False), BeforeValidator(_listed)]
 
 
 class ByteTokenizer(Part):
@@ -194,7 +216,7 @@ class Track(Part):
 class Run(Part):
     """A whole run. `model` is a recipe; its `vocab_size` and `max_positions` may be left out for the data's."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$")]
+    name: Annotated[str, AfterValidator(_named)]
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     model: dict[str, Any]
     init: Annotated[ScaledInit | Gpt2Init | Initial, Field(discriminator="kind")] = ScaledInit()

@@ -8,6 +8,7 @@ A folder appears whole or not at all. The last `keep` and the best stay.
 """
 
 import json
+import math
 import os
 import re
 import shutil
@@ -195,7 +196,7 @@ def read_state(folder: Path) -> TrainState:
         table: Any = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError("this checkpoint holds no training state", where=folder, remedy=_advice(folder)) from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"the training state cannot be read: {error}", where=file, remedy=_advice(folder)) from None
     if not isinstance(table, dict) or table.get("format") != FORMAT:
         raise UserError("this is no training state", where=file, remedy=_advice(folder))
@@ -207,16 +208,70 @@ def read_state(folder: Path) -> TrainState:
         )
     known = {field.name for field in fields(TrainState)}
     try:
-        return TrainState(**{key: value for key, value in table.items() if key in known})
+        state = TrainState(**{key: value for key, value in table.items() if key in known})
     except TypeError as error:
         raise UserError(f"the training state is not whole: {error}", where=file, remedy=_advice(folder)) from None
+    fault = _fault(state, step_of(folder))
+    if fault is not None:
+        name, expected = fault
+        got = f"{name} = {getattr(state, name)!r}"
+        raise UserError("the training state is damaged", where=file, got=got, expected=expected, remedy=_advice(folder))
+    return state
 
 
-def restore(folder: Path, *, model: Model, optimizer: Optimizer) -> Tensor:
+def _is_count(value: object, least: int = 0) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_score(score: object) -> bool:
+    """Whether a stored score holds the numbers of one; its perplexity may be too large to be written."""
+    return (
+        isinstance(score, dict)
+        and score.keys() == {"loss", "perplexity", "bits_per_byte", "n_tokens", "n_bytes"}
+        and all(_is_number(score[name]) for name in ("loss", "bits_per_byte"))
+        and (score["perplexity"] is None or isinstance(score["perplexity"], int | float))
+        and all(_is_count(score[name]) for name in ("n_tokens", "n_bytes"))
+    )
+
+
+def _fault(state: TrainState, step: int) -> tuple[str, str] | None:
+    """The first field that cannot be, and what it would be, in the checkpoint of `step` (−1: of any)."""
+    if not _is_count(state.step) or step not in (-1, state.step):
+        return "step", "a whole number" if step < 0 else f"{step}, as the folder's name says"
+    if not _is_count(state.steps, max(1, state.step)):
+        return "steps", f"a whole number of at least {max(1, state.step)}"
+    if not _is_count(state.context, 1):
+        return "context", "a whole number of at least 1"
+    corpus: object = state.corpus
+    if not isinstance(corpus, str):
+        return "corpus", "a text"
+    if not _is_count(state.tokens):
+        return "tokens", "a whole number"
+    if not _is_number(state.seconds) or state.seconds < 0:
+        return "seconds", "a number of at least 0"
+    for name in ("evaluated", "sampled"):
+        if not _is_count(getattr(state, name)) or getattr(state, name) > state.step:
+            return name, f"a whole number up to {state.step}"
+    if state.best_step is not None and not (_is_count(state.best_step) and state.best_step <= state.step):
+        return "best_step", f"null or a whole number up to {state.step}"
+    if (state.best_loss is None) != (state.best_step is None) or not (
+        state.best_loss is None or _is_number(state.best_loss)
+    ):
+        return "best_loss", "a number where there is a best_step, null where not"
+    if state.score is not None and not _is_score(state.score):
+        return "score", "null or the numbers of an evaluation"
+    return None
+
+
+def restore(folder: Path, *, model: Model, optimizer: Optimizer, device: torch.device) -> Tensor:
     """Fills a model and its optimiser from a checkpoint; gives the random states, uint8 [processes, n].
 
     Raises:
-        UserError: a file that is missing, cut short, or of another model.
+        UserError: a file that is missing, cut short, or of another model; a random state that no generator takes.
     """
     stored = read_weights(folder / WEIGHTS_FILE, model.spec, dtype=None, device="cpu")
     with torch.no_grad():
@@ -224,9 +279,25 @@ def restore(folder: Path, *, model: Model, optimizer: Optimizer) -> Tensor:
             parameter.copy_(stored.get_parameter(name))
     optimizer.load(_tensors(folder, OPTIMIZER_FILE))
     random = _tensors(folder, RANDOM_FILE).get("torch")
-    if random is None or random.dtype != torch.uint8 or random.dim() != 2:
+    if random is None or not _is_random(random, device):
         raise UserError("the random state is not whole", where=folder / "train" / RANDOM_FILE, remedy=_advice(folder))
     return random
+
+
+def _is_random(random: Tensor, device: torch.device) -> bool:
+    """Whether these are states of generators, those of a CUDA device included where `device` is one."""
+    n_host = torch.get_rng_state().numel()
+    if random.dtype != torch.uint8 or random.dim() != 2 or random.shape[1] < n_host:
+        return False
+    n_device = random.shape[1] - n_host
+    if device.type == "cuda" and n_device not in (0, torch.cuda.get_rng_state(device).numel()):
+        return False
+    try:
+        for row in random:
+            torch.Generator().set_state(row[:n_host].clone())
+    except RuntimeError:
+        return False
+    return True
 
 
 def _tensors(folder: Path, name: str) -> dict[str, Tensor]:
