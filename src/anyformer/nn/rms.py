@@ -10,7 +10,7 @@ from torch import Tensor
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """x / √(mean(x²) + eps) · weight over the last dimension, in x's dtype.
 
-    Torch's own function is a chain of single operations on the CPU, whose gradient took 4 to 6 times as long
+    Torch's own function is a chain of single operations on the CPU, whose gradient made it 2 to 3 times as slow
     (benchmarks/kernels.py); elsewhere, and under a compiler, it is the better one.
     """
     if x.device.type != "cpu" or torch.compiler.is_compiling():
