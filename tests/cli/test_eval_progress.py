@@ -57,3 +57,14 @@ def test_a_bar_goes_to_a_terminal_alone(made, tmp_path, monkeypatch):
     app(words, standalone_mode=False)
     assert "scoring" in terminal.getvalue()
     assert json.loads(pipe.getvalue()) == json.loads(quiet.stdout)
+
+
+def test_characters_that_the_tokenizer_does_not_know_are_said(tmp_path):
+    tokenizer = Tokenizer.train("char", ["abc def"])
+    spec = load_spec("llama-tiny", [f"vocab_size={tokenizer.vocab_size}", "max_positions=16", "n_layers=1"])
+    folder = Checkpoint(spec, build(spec), tokenizer).save(tmp_path / "c")
+    for name, text, inexact in (("known", "cab fed " * 9, 0), ("unknown", "cab Ünd " * 9, 1)):
+        (tmp_path / f"{name}.txt").write_text(text)
+        ran = CliRunner().invoke(app, [str(folder), "--text", str(tmp_path / f"{name}.txt"), "--json"])
+        assert json.loads(ran.stdout)["inexact_documents"] == inexact
+        assert ("does not know" in ran.stderr) == bool(inexact)

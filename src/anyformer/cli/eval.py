@@ -1,14 +1,19 @@
 """`anyformer eval`: what a model makes of a text."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from anyformer.errors import UserError
+
+if TYPE_CHECKING:
+    from anyformer.text import Tokenizer
+    from anyformer.text.sources import Document
+    from anyformer.train.evaluate import Score
 
 
 @contextmanager
@@ -61,11 +66,12 @@ def evaluate(
             "the model is made for a shorter context", where="--context", got=context, expected=f"1 to {limit}"
         )
     length = context or limit or 1024
+    inexact: list[str] = []
     with _bar(sum(document.size for document in documents)) as progress:
         score = score_texts(
             loaded.model,
             loaded.tokenizer,
-            (document.text() for document in documents),
+            _told(documents, loaded.tokenizer, inexact),
             context=length,
             stride=stride,
             rows=batch,
@@ -75,13 +81,31 @@ def evaluate(
         "checkpoint": str(checkpoint),
         "text": text,
         "documents": len(documents),
+        "inexact_documents": len(inexact),
         **score.to_dict(),
         "context": length,
         "stride": stride or max(1, length // 2),
     }
+    _say(table, score, as_json)
+
+
+def _say(table: dict[str, Any], score: "Score", as_json: bool) -> None:
+    if table["inexact_documents"]:
+        count = f"{table['inexact_documents']} of {table['documents']}"
+        typer.echo(f"{count} documents hold characters that the tokenizer does not know:", err=True)
+        typer.echo("the figures are those of what it read instead, and bits per byte is not exact", err=True)
     if as_json:
         typer.echo(json.dumps(table, indent=1))
         return
     typer.echo(f"loss           {score.loss:.4f} nats a token over {score.n_tokens:,} tokens")
     typer.echo(f"perplexity     {score.perplexity:.3f}")
     typer.echo(f"bits per byte  {score.bits_per_byte:.4f} over {score.n_bytes:,} bytes")
+
+
+def _told(documents: Sequence["Document"], tokenizer: "Tokenizer", inexact: list[str]) -> Iterator[str]:
+    """The documents' texts; the names of those that do not survive the tokenizer are added to `inexact`."""
+    for document in documents:
+        text = document.text()
+        if tokenizer.decode(tokenizer.encode(text, bare=True)) != text:
+            inexact.append(document.name)
+        yield text
