@@ -43,7 +43,6 @@ def test_what_is_not_given_follows_from_what_is():
 
 
 def test_d_value_follows_d_head_and_d_head_is_free():
-    """B52."""
     a = attention(d_head=10, n_kv_heads=2)
     assert (a.d_head, a.d_value, a.n_kv_heads) == (10, 10, 2)
     assert attention(d_head=10, d_value=7).d_value == 7

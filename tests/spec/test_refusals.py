@@ -163,7 +163,10 @@ def test_each_field_says_its_value_and_its_range(changes, said):
             {"attention": heads(position="roppe")},
             "attention.position.kind: unknown choice `roppe`; did you mean `rope`?",
         ),
-        ({"attention": heads(position="alibi")}, "attention.position.kind: unknown choice `alibi`; known: none, rope"),
+        (
+            {"attention": heads(position="polar")},
+            "attention.position.kind: unknown choice `polar`; known: alibi, none, relative, rope",
+        ),
         ({"attention": heads(mask="causl")}, "attention.mask.kind: unknown choice `causl`; did you mean `causal`?"),
         (
             {"attention": heads(qk_norm={"over": "heads"})},
@@ -184,19 +187,21 @@ def test_each_field_says_its_value_and_its_range(changes, said):
         ({"ffn": {"kind": "swiglu", "dff": 4}}, "ffn.dff: unknown key `dff`; did you mean `d_ff`?"),
         ({"attention": heads(n_kv_head=4)}, "attention.n_kv_head: unknown key `n_kv_head`; did you mean `n_kv_heads`?"),
         ({"embed": {"positions": "none"}}, "embed.positions: unknown key `positions`; did you mean `position`?"),
-        ({"norm": {"kind": "rms", "bias": True}}, "norm.bias: unknown key `bias`; known: eps, kind, weight"),
+        (
+            {"norm": {"kind": "rms", "mean": True}},
+            "norm.mean: unknown key `mean`; known: bias, eps, kind, offset, weight",
+        ),
         ({"attention": heads(qk_norm={"normm": "rms"})}, "attention.qk_norm.normm: unknown key `normm`; did you mean"),
         (
             {"wiring": {"kind": "parallel", "share_norm": True}},
             "wiring.share_norm: unknown key `share_norm`; did you mean",
         ),
-        ({"softcap": 50.0}, "softcap: unknown key `softcap`; known: attention, bias,"),
-        ({"attention": heads(window=64)}, "attention.window: unknown key `window`; known: d_head,"),
-        ({"attention": heads(softcap=50.0)}, "attention.softcap: unknown key `softcap`; known: d_head,"),
+        ({"colour": 50.0}, "colour: unknown key `colour`; known: alpha, architecture, attention, beta, bias,"),
+        ({"attention": heads(colour=64)}, "attention.colour: unknown key `colour`; known: clip, d_head,"),
     ],
 )
 def test_an_unknown_word_is_answered_with_the_nearest(changes, said):
-    """B28: a soft-cap has no key yet, and is refused rather than dropped. B61: an unknown activation is refused."""
+    """An unknown activation too is refused rather than dropped."""
     (problem,) = problems(**changes)
     assert problem.startswith(said)
 
@@ -222,7 +227,7 @@ def test_a_misspelt_key_in_a_table_is_not_also_reported_as_missing():
 def test_a_table_without_its_kind():
     assert problems(norm={"eps": 1e-5}) == ["norm.kind: is required and not given; known: layer, none, rms"]
     assert problems(ffn={"activation": "relu"}) == [
-        "ffn.kind: is required and not given; known: dense, gated, geglu, reglu, swiglu"
+        "ffn.kind: is required and not given; known: dense, gated, geglu, moe, reglu, swiglu"
     ]
     assert problems(norms={"ffn": {"after": {}}}) == [
         "norms.ffn.after.kind: is required and not given; known: layer, none, rms"
@@ -302,7 +307,7 @@ def _block(table):
         (lambda t: t.update(format_version=True), "format_version = True: is not a format version"),
         (
             lambda t: t.update(format_version=99),
-            "format_version = 99: is newer than 1, the newest that this release knows; "
+            "format_version = 99: is newer than 2, the newest that this release knows; "
             "a newer release of anyformer reads it",
         ),
         (lambda t: t.pop("vocab_size"), "vocab_size: is required and not given"),
@@ -332,7 +337,7 @@ def _block(table):
     ],
 )
 def test_a_stored_specification_is_checked_as_strictly(change, said):
-    """B28: an unknown key of a stored model is refused, not dropped; said once however many layers share it."""
+    """An unknown key of a stored model is refused, not dropped; said once however many layers share it."""
     (problem,) = stored(change)
     assert problem.startswith(said)
 

@@ -28,7 +28,7 @@ def apply_overrides(table: Mapping[str, Any], overrides: Iterable[str]) -> dict[
     An empty value (`a.b=`) takes the key away.
 
     A plain word on the way stands for the table of that kind: setting `position.theta` on `position = "rope"` keeps
-    the rope.
+    the rope; true and false stand for the empty table, so that `qk_norm.over` may be set on `qk_norm = true`.
     """
     result: dict[str, Any] = copy.deepcopy(dict(table))
     for text in overrides:
@@ -51,6 +51,8 @@ def apply_overrides(table: Mapping[str, Any], overrides: Iterable[str]) -> dict[
             child = here[slot] if isinstance(here, list) else here.get(slot, {})
             if isinstance(child, str):
                 child = {"kind": child}
+            elif isinstance(child, bool):
+                child = {}
             if not isinstance(child, dict | list):
                 raise UserError(f"`{'.'.join(keys[: depth + 1])}` is a value, not a table", where=f"--set {text}")
             here[slot] = child

@@ -3,196 +3,70 @@
 Every number is resolved here. The short form with defaults that depend on each other is the recipe (`recipe.py`).
 """
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from anyformer.spec.attention import (
+    Attention,
+    Bidirectional,
+    Causal,
+    Grouped,
+    GroupedFields,
+    Latent,
+    LatentFields,
+    Mask,
+    Prefix,
+)
+from anyformer.spec.ffn import Dense, FeedForward, Gated, Groups, MoE, MoEFields, SingleFeedForward
+from anyformer.spec.norms import LayerNorm, NoNorm, Norm, QKNorm, RMSNorm
+from anyformer.spec.part import (
+    MAX_LAYERS,
+    Activation,
+    Count,
+    Heads,
+    InnerWidth,
+    Length,
+    Part,
+    Positive,
+    Rate,
+    Vocabulary,
+    Width,
+    plain,
+)
+from anyformer.spec.positions import (
+    Alibi,
+    EmbedPosition,
+    Learned,
+    NoPosition,
+    Position,
+    RelativeBias,
+    Rope,
+    Sinusoidal,
+)
 from anyformer.spec.rules import BLOCK_RULES, MODEL_RULES, Reader, check
 
 
-class Part(BaseModel):
-    """A frozen table that knows all of its keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
-
-Count = Annotated[int, Field(ge=1)]
-MAX_LAYERS = 100_000
-MAX_WIDTH = 1 << 20
-MAX_HEADS = 1 << 16
-MAX_VOCABULARY = 1 << 24
-MAX_POSITIONS = 1 << 31
-"""Far beyond any model; a slip of the keyboard does not fill the memory."""
-Width = Annotated[int, Field(ge=1, le=MAX_WIDTH)]
-InnerWidth = Annotated[int, Field(ge=1, le=4 * MAX_WIDTH)]
-Heads = Annotated[int, Field(ge=1, le=MAX_HEADS)]
-Vocabulary = Annotated[int, Field(ge=1, le=MAX_VOCABULARY)]
-Length = Annotated[int, Field(ge=1, le=MAX_POSITIONS)]
-Positive = Annotated[float, Field(gt=0)]
-Rate = Annotated[float, Field(ge=0, lt=1)]
-Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "relu2"]
-
-
-class NoNorm(Part):
-    """The identity."""
-
-    kind: Literal["none"] = "none"
-
-
-class LayerNorm(Part):
-    """(x − mean) / √(variance + eps) · weight + bias, over the last dimension (Ba et al. 2016, eq. 4)."""
-
-    kind: Literal["layer"] = "layer"
-    eps: Positive = 1e-5
-    weight: bool = True
-    bias: bool = True
-
-
-class RMSNorm(Part):
-    """x / √(mean(x²) + eps) · weight, over the last dimension (Zhang & Sennrich 2019, eq. 4)."""
-
-    kind: Literal["rms"] = "rms"
-    eps: Positive = 1e-6
-    weight: bool = True
-
-
-Norm = Annotated[NoNorm | LayerNorm | RMSNorm, Field(discriminator="kind")]
-
-
-class Rope(Part):
-    """Rotary positions: pair i of the first `fraction` of each head turns by position · theta^(−2i/d) (Su et al. 2021).
-
-    `layout` says which channels make a pair: i and i + d/2 ("half"), or 2i and 2i + 1 ("interleaved").
-    """
-
-    kind: Literal["rope"] = "rope"
-    theta: Positive = 10000.0
-    fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
-    layout: Literal["half", "interleaved"] = "half"
-
-    def width(self, d_head: int) -> int:
-        """The number of channels of a head that turn."""
-        exact = self.fraction * d_head
-        return round(exact) if abs(exact - round(exact)) < 1e-6 else int(exact)
-
-
-class NoPosition(Part):
-    """No position here; a causal mask alone still tells order (Kazemnejad et al. 2023)."""
-
-    kind: Literal["none"] = "none"
-
-
-Position = Annotated[Rope | NoPosition, Field(discriminator="kind")]
-
-
-class Sinusoidal(Part):
-    """Sines and cosines of position · theta^(−2i/C) added to the embeddings (Vaswani et al. 2017, section 3.5).
-
-    `layout`: sine and cosine of a frequency side by side ("interleaved"), or all sines first ("halves").
-    """
-
-    kind: Literal["sinusoidal"] = "sinusoidal"
-    theta: Positive = 10000.0
-    layout: Literal["interleaved", "halves"] = "interleaved"
-
-
-class Learned(Part):
-    """A trained vector for each of the stack's `max_positions` positions, added to the embeddings."""
-
-    kind: Literal["learned"] = "learned"
-
-
-EmbedPosition = Annotated[Sinusoidal | Learned | NoPosition, Field(discriminator="kind")]
-
-
-class QKNorm(Part):
-    """A norm on queries and keys (Henry et al. 2020), over each head or the whole projection, around rotation."""
-
-    over: Literal["head", "projection"] = "head"
-    order: Literal["before", "after"] = "before"
-    norm: Norm = RMSNorm()
-
-
-class Causal(Part):
-    """A token sees itself and what came before."""
-
-    kind: Literal["causal"] = "causal"
-
-
-Mask = Causal
-
-
-class GroupedFields(Part):
-    """What a recipe and a specification say of grouped attention in the same words."""
-
-    kind: Literal["grouped"] = "grouped"
-    n_heads: Heads
-    position: Position
-    mask: Mask = Causal()
-    qk_norm: QKNorm | None = None
-
-
-class Grouped(GroupedFields):
-    """Grouped-query attention (Ainslie et al. 2023): G = n_kv_heads of n_heads; G = H is MHA, G = 1 is MQA.
-
-    `d_head` is free of d_model / n_heads; `d_value` is the width of a value. `dropout` falls on the attention weights,
-    `out_dropout` on the output of the last projection.
-    """
-
-    n_kv_heads: Heads
-    d_head: Width
-    d_value: Width
-    qkv_bias: bool = False
-    out_bias: bool = False
-    dropout: Rate = 0.0
-    out_dropout: Rate = 0.0
-
-
-Attention = Grouped
-
-
-class Dense(Part):
-    """down(act(up(x))) (Vaswani et al. 2017, eq. 2). `dropout` is after the activation, `out_dropout` after `down`."""
-
-    kind: Literal["dense"] = "dense"
-    activation: Activation
-    d_ff: InnerWidth
-    bias: bool = False
-    dropout: Rate = 0.0
-    out_dropout: Rate = 0.0
-
-
-class Gated(Part):
-    """down(act(gate(x)) · up(x)): SwiGLU with silu, GeGLU with gelu, ReGLU with relu (Shazeer 2020, eqs. 5 and 6)."""
-
-    kind: Literal["gated"] = "gated"
-    activation: Activation
-    d_ff: InnerWidth
-    bias: bool = False
-    dropout: Rate = 0.0
-    out_dropout: Rate = 0.0
-
-
-FeedForward = Annotated[Dense | Gated, Field(discriminator="kind")]
-
-
 class BranchNorms(Part):
-    """Three places for a norm around a branch f: x = residual(x + after(f(before(x))))."""
+    """Around a branch f: x = residual(alpha·x + beta·after(f(before(x)))): three norms, two multipliers."""
 
     before: Norm = NoNorm()
     after: Norm = NoNorm()
     residual: Norm = NoNorm()
+    alpha: Positive = 1.0
+    beta: Positive = 1.0
 
 
 class Norms(Part):
-    """The norms of a block's branches."""
+    """The norms of a block's branches; `cross` is for a block with cross-attention."""
 
     attention: BranchNorms = BranchNorms()
+    cross: BranchNorms = BranchNorms()
     ffn: BranchNorms = BranchNorms()
 
 
 class Serial(Part):
-    """Attention first, then the feed-forward on its result."""
+    """Attention first, cross-attention if there is any, then the feed-forward, each on the result so far."""
 
     kind: Literal["serial"] = "serial"
 
@@ -208,9 +82,10 @@ Wiring = Annotated[Serial | Parallel, Field(discriminator="kind")]
 
 
 class BlockSpec(Part):
-    """One layer."""
+    """One layer. `cross` attends over the encoder's output."""
 
     attention: Attention
+    cross: Grouped | None = None
     ffn: FeedForward
     norms: Norms = Norms()
     wiring: Wiring = Serial()
@@ -221,51 +96,156 @@ class BlockSpec(Part):
         return self
 
 
-class Embed(Part):
-    """Tokens to vectors: the token table, what is added for the position, a norm, dropout."""
+class Factor(Part):
+    """The whole embedding at its own `width`, then projected to d_model (ALBERT, Lan et al. 2020)."""
 
+    width: Width
+    bias: bool = False
+
+
+class Embed(Part):
+    """norm(scale · token + position + token type), dropout, then the projection of a factorised embedding.
+
+    `types` is the number of token types (2 in BERT), 0 for none.
+    """
+
+    scale: Positive = 1.0
     position: EmbedPosition = NoPosition()
+    types: Annotated[int, Field(ge=0, le=1 << 16)] = 0
     norm: Norm = NoNorm()
     dropout: Rate = 0.0
+    factor: Factor | None = None
 
 
 class StackSpec(Part):
-    """A stack of blocks of one width. `max_positions` is the context that the model is made for."""
+    """A stack of blocks of one width. `max_positions` is the context that the model is made for.
+
+    `owners`: for each layer the number of the layer whose parameters it uses, its own or an earlier one (ALBERT, the
+    Universal Transformer); None where every layer has its own.
+    """
 
     d_model: Width
     max_positions: Length | None = None
     embed: Embed = Embed()
     blocks: Annotated[tuple[BlockSpec, ...], Field(strict=False, min_length=1)]
+    owners: Annotated[tuple[int, ...], Field(strict=False)] | None = None
     final_norm: Norm = NoNorm()
 
     @property
     def n_layers(self) -> int:
-        """The number of blocks."""
+        """The number of blocks, shared ones counted each time they are used."""
         return len(self.blocks)
+
+    @property
+    def d_embed(self) -> int:
+        """The width of the token table."""
+        return self.d_model if self.embed.factor is None else self.embed.factor.width
+
+    @property
+    def shared_bias(self) -> tuple[RelativeBias, int] | None:
+        """The relative table that layers share and its number of heads, where there is one."""
+        for block in self.blocks:
+            position = block.attention.position
+            if isinstance(position, RelativeBias) and position.shared:
+                return position, block.attention.n_heads
+        return None
+
+    def owner(self, layer: int) -> int:
+        """The layer whose parameters a layer uses."""
+        return layer if self.owners is None else self.owners[layer]
+
+
+class Transform(Part):
+    """norm(act(x Wᵀ + b)) before the scores of a masked language model (BERT)."""
+
+    width: Width
+    activation: Activation = "gelu"
+    bias: bool = True
+    norm: Norm = LayerNorm()
 
 
 class LanguageHead(Part):
-    """Scores over the vocabulary."""
+    """Scores over the vocabulary: softcap · tanh(scale·(h Wᵀ + b) / softcap), h after the `transform`."""
 
     kind: Literal["language"] = "language"
     bias: bool = False
+    transform: Transform | None = None
+    scale: Positive = 1.0
+    softcap: Positive | None = None
 
 
-Tie = Literal["decoder.embed", "head"]
+class SequenceHead(Part):
+    """[B, n_labels] from one vector a row: the first or last real token, the mean of real tokens, or the pooler's."""
+
+    kind: Literal["sequence"] = "sequence"
+    n_labels: Width
+    pool: Literal["first", "last", "mean", "pooler"] = "pooler"
+    bias: bool = True
+    dropout: Rate = 0.0
+
+
+class TokenHead(Part):
+    """[B, T, n_labels], a classification of every token."""
+
+    kind: Literal["token"] = "token"
+    n_labels: Width
+    bias: bool = True
+    dropout: Rate = 0.0
+
+
+class SpanHead(Part):
+    """[B, T, 2], scores of every token as the first and the last of an answer (Devlin et al. 2018, section 4.2)."""
+
+    kind: Literal["span"] = "span"
+    bias: bool = True
+
+
+Head = Annotated[LanguageHead | SequenceHead | TokenHead | SpanHead, Field(discriminator="kind")]
+
+
+class Pooler(Part):
+    """act(W·h + b) of each row's first real token (Devlin et al. 2018), [B, C]."""
+
+    activation: Activation = "tanh"
+    bias: bool = True
+
+
+Tie = Literal["encoder.embed", "decoder.embed", "head"]
 
 
 class ModelSpec(Part):
-    """A whole model. `ties` names the tables that are one parameter."""
+    """A whole model: a decoder, an encoder, or both. `ties` names the token tables that are one parameter.
+
+    The head (and the pooler) read the decoder where there is one, else the encoder.
+    """
 
     vocab_size: Vocabulary
-    decoder: StackSpec
-    head: LanguageHead | None = LanguageHead()
+    encoder: StackSpec | None = None
+    decoder: StackSpec | None = None
+    pooler: Pooler | None = None
+    head: Head | None = LanguageHead()
     ties: Annotated[frozenset[Tie], Field(strict=False)] = frozenset()
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         check(MODEL_RULES, Reader(self))
         return self
+
+    @property
+    def stacks(self) -> dict[str, StackSpec]:
+        """The stacks there are, by name, the encoder first."""
+        both = {"encoder": self.encoder, "decoder": self.decoder}
+        return {name: stack for name, stack in both.items() if stack is not None}
+
+    @property
+    def last(self) -> StackSpec:
+        """The stack whose output the head reads."""
+        return list(self.stacks.values())[-1]
+
+    @property
+    def generates(self) -> bool:
+        """Whether the model predicts a next token: a decoder with a language head."""
+        return self.decoder is not None and isinstance(self.head, LanguageHead)
 
     def to_json(self) -> str:
         """The expanded form as checkpoints carry it; equal neighbouring blocks are written once with a count."""
@@ -281,12 +261,64 @@ class ModelSpec(Part):
         return from_json(text)
 
 
-def plain(part: Part) -> dict[str, Any]:
-    """A part as plain tables, without what equals its default, except the tags of unions."""
-    values: dict[str, Any] = {}
-    for name, field in type(part).model_fields.items():
-        value = getattr(part, name)
-        if name != "kind" and not field.is_required() and value == field.default:
-            continue
-        values[name] = plain(value) if isinstance(value, Part) else value
-    return values
+__all__ = [
+    "MAX_LAYERS",
+    "Activation",
+    "Alibi",
+    "Attention",
+    "Bidirectional",
+    "BlockSpec",
+    "BranchNorms",
+    "Causal",
+    "Count",
+    "Dense",
+    "Embed",
+    "EmbedPosition",
+    "Factor",
+    "FeedForward",
+    "Gated",
+    "Grouped",
+    "GroupedFields",
+    "Groups",
+    "Head",
+    "Heads",
+    "InnerWidth",
+    "LanguageHead",
+    "Latent",
+    "LatentFields",
+    "LayerNorm",
+    "Learned",
+    "Length",
+    "Mask",
+    "MoE",
+    "MoEFields",
+    "ModelSpec",
+    "NoNorm",
+    "NoPosition",
+    "Norm",
+    "Norms",
+    "Parallel",
+    "Part",
+    "Pooler",
+    "Position",
+    "Positive",
+    "Prefix",
+    "QKNorm",
+    "RMSNorm",
+    "Rate",
+    "RelativeBias",
+    "Rope",
+    "SequenceHead",
+    "Serial",
+    "SingleFeedForward",
+    "Sinusoidal",
+    "SpanHead",
+    "StackSpec",
+    "Tie",
+    "TokenHead",
+    "Transform",
+    "Vocabulary",
+    "Width",
+    "Wiring",
+    "plain",
+]

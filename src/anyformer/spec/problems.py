@@ -1,6 +1,6 @@
 """Everything wrong with a specification, said at once: each problem with its value, its reason and what would do."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -109,8 +109,16 @@ def look_up(raw: Any, path: Sequence[str]) -> Any:
     return here
 
 
+Hint = Callable[[Sequence[str], Any], tuple[str, str] | None]
+"""For the path of an unknown key and the table that holds it, a reason and a remedy where they are known."""
+
+
 def _one(
-    error: Any, raw: Any, keys_at: Mapping[tuple[str, ...], Iterable[str]], words: Mapping[str, Iterable[str]]
+    error: Any,
+    raw: Any,
+    keys_at: Mapping[tuple[str, ...], Iterable[str]],
+    words: Mapping[str, Iterable[str]],
+    hint: Hint,
 ) -> Problem:
     path = raw_path(raw, error["loc"])
     dotted = ".".join(path) or "(the whole)"
@@ -118,7 +126,8 @@ def _one(
     context = error.get("ctx", {})
     match error["type"]:
         case "extra_forbidden":
-            why, remedy = unknown_word(path[-1], keys_at.get(path[:-1], ()))
+            known = keys_at.get(path[:-1], ())
+            why, remedy = hint(path, look_up(raw, path[:-1])) or unknown_word(path[-1], known)
             return Problem(dotted, why, remedy=remedy)
         case "missing":
             return Problem(dotted, "is required and not given")
@@ -141,6 +150,8 @@ def _reason(message: str) -> str:
     message = message.removeprefix("Input ").removeprefix("Value error, ")
     if message.startswith("should be a valid dictionary"):
         return "should be a table"
+    if message.startswith("should be a valid tuple"):
+        return "should be a list"
     return message[0].lower() + message[1:]
 
 
@@ -149,6 +160,7 @@ def from_pydantic(
     raw: Any,
     keys_at: Mapping[tuple[str, ...], Iterable[str]],
     words: Mapping[str, Iterable[str]] | None = None,
+    hint: Hint = lambda path, table: None,
 ) -> list[Problem]:
     """Pydantic's errors as problems, a missing key dropped where a misspelt one beside it explains it.
 
@@ -157,10 +169,11 @@ def from_pydantic(
         raw: what the user wrote.
         keys_at: for a table's path, the keys that it may have (for "did you mean").
         words: for a key, the words that stand for one of its kinds, beside the kinds themselves.
+        hint: what is known of keys that are often looked for in the wrong table.
     """
     # A list whose entries are broken is also called too short, whatever its length.
     problems = [
-        _one(each, raw, keys_at, words or {})
+        _one(each, raw, keys_at, words or {}, hint)
         for each in error.errors(include_url=False)
         if each["type"] != "too_short" or not look_up(raw, raw_path(raw, each["loc"]))
     ]

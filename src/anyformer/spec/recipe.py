@@ -1,49 +1,73 @@
 """The recipe: the short form that people write, in which every number that follows from others may be left out.
 
 A recipe is a TOML file or nested tables. A table whose only content is its kind may be written as that word
-(`position = "rope"`), and `ffn = "swiglu"`, "geglu", "reglu" name the gated kinds of Shazeer (2020).
+(`position = "rope"`), and `ffn = "swiglu"`, "geglu", "reglu" name the gated kinds of Shazeer (2020); see `words.py`.
 """
 
-import copy
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
+from anyformer.spec.keys import known_keys
+from anyformer.spec.norms import LayerNorm
 from anyformer.spec.parts import (
     MAX_LAYERS,
     Activation,
     EmbedPosition,
+    Factor,
     GroupedFields,
     Heads,
     InnerWidth,
-    LanguageHead,
+    LatentFields,
     Length,
+    MoEFields,
     NoPosition,
     Norm,
     Norms,
     Part,
+    Pooler,
+    Positive,
     Rate,
     RMSNorm,
+    SequenceHead,
     Serial,
+    SpanHead,
+    Tie,
+    TokenHead,
     Vocabulary,
     Width,
     Wiring,
 )
-from anyformer.spec.problems import Problem, from_pydantic, look_up, raw_path
-
-P = TypeVar("P", bound=Part)
+from anyformer.spec.words import normalise
 
 Placement = Literal["pre", "post", "sandwich", "output"]
+Architecture = Literal["decoder", "encoder", "encoder-decoder"]
 
 
 class GroupedRecipe(GroupedFields):
-    """Grouped attention: n_kv_heads is n_heads, d_head is d_model / n_heads, d_value is d_head, where not given."""
+    """Grouped attention: n_kv_heads is n_heads, d_head is d_model / n_heads, d_value is d_head, where not given.
+
+    `mask` is bidirectional in an encoder and causal in a decoder; biases and dropouts are the recipe's.
+    """
 
     n_kv_heads: Heads | None = None
     d_head: Width | None = None
     d_value: Width | None = None
+    scale: Positive | None = None
     qkv_bias: bool | None = None
+    out_bias: bool | None = None
+    dropout: Rate | None = None
+    out_dropout: Rate | None = None
+
+
+class LatentRecipe(LatentFields):
+    """Latent attention: d_nope is d_model / n_heads, d_value is d_nope, d_rope is 0, where not given."""
+
+    d_nope: Width | None = None
+    d_rope: Annotated[int, Field(ge=0, le=1 << 20)] = 0
+    d_value: Width | None = None
+    scale: Positive | None = None
+    bias: bool | None = None
     out_bias: bool | None = None
     dropout: Rate | None = None
     out_dropout: Rate | None = None
@@ -52,7 +76,6 @@ class GroupedRecipe(GroupedFields):
 class _FeedForwardRecipe(Part):
     activation: Activation
     d_ff: InnerWidth | None = None
-    multiple_of: Width = 64
     bias: bool | None = None
     dropout: Rate = 0.0
     out_dropout: Rate | None = None
@@ -68,29 +91,115 @@ class GatedRecipe(_FeedForwardRecipe):
     """A gated feed-forward: d_ff is 8/3 · d_model rounded up to `multiple_of` where not given (Touvron et al. 2023)."""
 
     kind: Literal["gated"] = "gated"
+    multiple_of: Width = 64
+    limit: Positive | None = None
+    up_offset: float = 0.0
+
+
+SingleRecipe = Annotated[DenseRecipe | GatedRecipe, Field(discriminator="kind")]
+
+
+class MoERecipe(MoEFields):
+    """A mixture: `shared` lays its keys on `expert`'s; the number n stands for one of n times the expert's width."""
+
+    expert: SingleRecipe
+    shared: SingleRecipe | None = None
 
 
 class LayerRecipe(Part):
     """What may differ from layer to layer.
 
-    `placement` puts `norm` into the slots of both branches: pre = before, post = residual, sandwich = before and after,
-    output = after. `norms` says every slot by itself instead.
+    `placement` puts `norm` into the slots of every branch: pre = before, post = residual, sandwich = before and after,
+    output = after; `alpha` and `beta` multiply the residual and every branch. `norms` says each branch by itself
+    instead. `cross`, in a decoder beside an encoder, gives differences from the layer's attention (heads, widths,
+    biases, dropouts, scale, norms of queries and keys, clip); false is none.
     """
 
-    attention: GroupedRecipe
-    ffn: Annotated[DenseRecipe | GatedRecipe, Field(discriminator="kind")]
+    attention: Annotated[GroupedRecipe | LatentRecipe, Field(discriminator="kind")]
+    cross: GroupedRecipe | None = None
+    ffn: Annotated[DenseRecipe | GatedRecipe | MoERecipe, Field(discriminator="kind")]
     norm: Norm = RMSNorm()
     placement: Placement = "pre"
+    alpha: Positive | None = None
+    beta: Positive | None = None
     norms: Norms | None = None
     wiring: Wiring = Serial()
 
 
 class EmbedRecipe(Part):
-    """The embedding: `dropout` is the recipe's where not given."""
+    """The embedding: `dropout` is the recipe's where not given; `scale` may be the word "sqrt_width", √d_model."""
 
+    scale: Positive = 1.0
     position: EmbedPosition = NoPosition()
+    types: Annotated[int, Field(ge=0, le=1 << 16)] = 0
     norm: Norm | None = None
     dropout: Rate | None = None
+    factor: Factor | None = None
+
+
+class ShareAll(Part):
+    """Every layer uses the first's parameters (Dehghani et al. 2018)."""
+
+    kind: Literal["all"] = "all"
+
+
+class ShareSome(Part):
+    """The parameters of n = `distinct` layers for all L.
+
+    Layer i uses number i mod n ("cycle"), or ⌊i·n/L⌋ ("runs"; ALBERT's groups, Lan et al. 2020).
+    """
+
+    kind: Literal["some"] = "some"
+    distinct: Annotated[int, Field(ge=1, le=MAX_LAYERS)]
+    order: Literal["cycle", "runs"] = "cycle"
+
+
+class ShareListed(Part):
+    """For each layer the number of the layer whose parameters it uses."""
+
+    kind: Literal["listed"] = "listed"
+    owners: Annotated[tuple[Annotated[int, Field(ge=0, le=MAX_LAYERS)], ...], Field(strict=False)]
+
+
+Share = Annotated[ShareAll | ShareSome | ShareListed, Field(discriminator="kind")]
+
+
+class StackRecipe(LayerRecipe):
+    """A stack: the layer that its layers are, and what it is itself.
+
+    `dropout` and `bias` are the defaults of every part (`ffn.dropout`, inside a feed-forward, aside). `final_norm` is
+    `norm` unless the placement is post or `norms` says each branch by itself. `pattern` lists differences from the
+    stack's layer, entry by entry, each for `repeat` layers, and starts again after the last.
+    """
+
+    d_model: Width
+    n_layers: Annotated[int, Field(ge=1, le=MAX_LAYERS)]
+    max_positions: Length | None = None
+    dropout: Rate = 0.0
+    bias: bool = False
+    embed: EmbedRecipe = EmbedRecipe()
+    final_norm: Norm | None = None
+    pattern: Annotated[tuple[dict[str, Any], ...], Field(strict=False)] = ()
+    share: Share | None = None
+
+
+class TransformRecipe(Part):
+    """A language head's transform: as wide as the token table where not given."""
+
+    width: Width | None = None
+    activation: Activation = "gelu"
+    bias: bool = True
+    norm: Norm = LayerNorm()
+
+
+class LanguageHeadRecipe(Part):
+    """Scores over the vocabulary."""
+
+    kind: Literal["language"] = "language"
+    bias: bool = False
+    transform: TransformRecipe | None = None
+    scale: Positive = 1.0
+    softcap: Positive | None = None
 
 
 class NoHead(Part):
@@ -99,152 +208,48 @@ class NoHead(Part):
     kind: Literal["none"] = "none"
 
 
-class Recipe(LayerRecipe):
-    """A decoder-only model in short form.
+HeadRecipe = Annotated[LanguageHeadRecipe | SequenceHead | TokenHead | SpanHead | NoHead, Field(discriminator="kind")]
 
-    `dropout` and `bias` are the defaults of every part. `final_norm` is `norm` unless the placement is post. `pattern`
-    lists differences from the root's layer, entry by entry, each for `repeat` layers, and starts again after the last.
+
+class Recipe(StackRecipe):
+    """A model in short form.
+
+    With one stack the root describes it. An encoder-decoder's root describes what both stacks share, and the tables
+    `encoder` and `decoder` lay their differences on it. `tie`: true is every token table and the head; a list names
+    those that are one.
     """
 
+    architecture: Architecture = "decoder"
     vocab_size: Vocabulary
-    d_model: Width
-    n_layers: Annotated[int, Field(ge=1, le=MAX_LAYERS)]
-    max_positions: Length | None = None
-    dropout: Rate = 0.0
-    bias: bool = False
-    tie: bool = False
-    embed: EmbedRecipe = EmbedRecipe()
-    final_norm: Norm | None = None
-    head: Annotated[LanguageHead | NoHead, Field(discriminator="kind")] = LanguageHead()
-    pattern: Annotated[tuple[dict[str, Any], ...], Field(strict=False)] = ()
+    tie: Annotated[tuple[Tie, ...], Field(strict=False)] = ()
+    head: HeadRecipe = LanguageHeadRecipe()
+    pooler: Pooler | None = None
+    encoder: dict[str, Any] | None = None
+    decoder: dict[str, Any] | None = None
 
 
 LAYER_KEYS = frozenset(LayerRecipe.model_fields)
+STACK_KEYS = frozenset(StackRecipe.model_fields)
 
-_WORDS = (
-    ("attention", "position"),
-    ("attention", "mask"),
-    ("attention", "qk_norm", "norm"),
-    ("embed", "position"),
-    ("embed", "norm"),
-    ("ffn",),
-    ("norm",),
-    ("final_norm",),
-    ("wiring",),
-    ("head",),
-    *(("norms", branch, slot) for branch in ("attention", "ffn") for slot in ("before", "after", "residual")),
-)
-_FFN_WORDS = {
-    "swiglu": {"kind": "gated", "activation": "silu"},
-    "geglu": {"kind": "gated", "activation": "gelu"},
-    "reglu": {"kind": "gated", "activation": "relu"},
-}
-
-
-def normalise(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The same recipe with every shorthand word written out as a table."""
-    table: dict[str, Any] = copy.deepcopy(dict(raw))
-    for path in _WORDS:
-        parent = look_up(table, path[:-1])
-        if isinstance(parent, dict) and isinstance(parent.get(path[-1]), str):
-            parent[path[-1]] = {"kind": parent[path[-1]]}
-    ffn = table.get("ffn")
-    if isinstance(ffn, dict) and ffn.get("kind") in _FFN_WORDS:
-        table["ffn"] = {**ffn, "activation": None, **_FFN_WORDS[ffn["kind"]]}
-    attention = table.get("attention")
-    if isinstance(attention, dict) and isinstance(attention.get("qk_norm"), bool):
-        on = attention.pop("qk_norm")
-        attention.update({"qk_norm": {}} if on else {})
-    pattern = table.get("pattern")
-    if isinstance(pattern, list | tuple):
-        table["pattern"] = [_normalise_entry(x) if isinstance(x, dict) else x for x in pattern]
-    return table
-
-
-def _normalise_entry(entry: dict[str, Any]) -> dict[str, Any]:
-    """An entry's `qk_norm = false` stays, since it takes away what the root has."""
-    off = isinstance(entry.get("attention"), dict) and entry["attention"].get("qk_norm") is False
-    result = normalise(entry)
-    if off:
-        result["attention"]["qk_norm"] = None
-    return result
-
-
-def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`base` with the tables of `over` laid on it; a table of another kind takes the place of the whole table."""
-    result = dict(base)
-    for key, value in over.items():
-        old = result.get(key)
-        same_kind = (
-            isinstance(old, dict) and isinstance(value, dict) and value.get("kind", old.get("kind")) == old.get("kind")
-        )
-        result[key] = merged(old, value) if same_kind and isinstance(old, dict) else value
-    return result
-
-
-def _parts_in(annotation: Any) -> Iterator[type[Part]]:
-    if isinstance(annotation, type) and issubclass(annotation, Part):
-        yield annotation
-    for argument in get_args(annotation):
-        yield from _parts_in(argument)
-
-
-def known_keys(part: type[Part], raw: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], list[str]]:
-    """For every table in `raw`, the keys that a table of its kind may have; at its path and "kind", the kinds."""
-    keys = {path: list(part.model_fields)}
-    for name, field in part.model_fields.items():
-        value = raw.get(name) if isinstance(raw, dict) else None
-        entries = enumerate(value) if isinstance(value, list) else [(None, value)]
-        for index, entry in entries:
-            here = (*path, name) if index is None else (*path, name, str(index))
-            for choice in _parts_in(field.rebuild_annotation()):
-                kind = choice.model_fields.get("kind")
-                if isinstance(entry, dict) and kind is not None:
-                    keys.setdefault((*here, "kind"), []).append(str(kind.default))
-                if isinstance(entry, dict) and (kind is None or entry.get("kind", kind.default) == kind.default):
-                    keys |= known_keys(choice, entry, here)
-    return keys
-
-
-_PLACEHOLDERS: dict[tuple[str, ...], Any] = {
-    ("vocab_size",): 1,
-    ("d_model",): 2,
-    ("n_layers",): 1,
-    ("attention",): {"n_heads": 1, "position": {"kind": "none"}},
-    ("attention", "n_heads"): 1,
-    ("attention", "position"): {"kind": "none"},
-    ("ffn",): {"kind": "dense", "activation": "relu"},
-    ("ffn", "activation"): "relu",
-}
-
-
-def partly(model: type[P], raw: dict[str, Any]) -> tuple[P, list[Problem], set[str]]:
-    """The recipe as far as it is sound: the part, its problems, and the paths whose values are unknown.
-
-    Broken values are left out, or stand-ins where something must be there, so that the rules between fields can still
-    judge the rest.
-    """
-    try:
-        return model.model_validate(raw), [], set()
-    except ValidationError as error:
-        problems = from_pydantic(error, raw, known_keys(model, raw), {"ffn": _FFN_WORDS})
-        failed = error
-    table: dict[str, Any] = copy.deepcopy(raw)
-    unknown: set[str] = set()
-    for _ in range(10):
-        for each in failed.errors(include_url=False):
-            path = raw_path(table, each["loc"])
-            parent = look_up(table, path[:-1])
-            if each["type"] != "extra_forbidden":
-                unknown.add(".".join(path))
-            if isinstance(parent, dict):
-                parent.pop(path[-1], None)
-                if path in _PLACEHOLDERS:
-                    parent[path[-1]] = copy.deepcopy(_PLACEHOLDERS[path])
-            elif path[:1] and path[0] in table:
-                del table[path[0]]
-        try:
-            return model.model_validate(table), problems, unknown
-        except ValidationError as error:
-            failed = error
-    raise AssertionError(f"no sound part of the recipe found: {failed}")
+__all__ = [
+    "LAYER_KEYS",
+    "STACK_KEYS",
+    "Architecture",
+    "DenseRecipe",
+    "GatedRecipe",
+    "GroupedRecipe",
+    "LanguageHeadRecipe",
+    "LatentRecipe",
+    "LayerRecipe",
+    "MoERecipe",
+    "NoHead",
+    "Placement",
+    "Recipe",
+    "Share",
+    "ShareAll",
+    "ShareListed",
+    "ShareSome",
+    "StackRecipe",
+    "known_keys",
+    "normalise",
+]

@@ -36,13 +36,13 @@ def find_toml(source: str | Path, beside: Path | None = None) -> Path:
     if beside is not None and (beside / source).is_file():
         return beside / source
     path = Path(source)
-    if path.suffix or len(path.parts) > 1 or path.exists():
-        if not path.exists():
-            raise UserError("there is no such file", where=path, remedy="give a path or a shipped recipe's name")
+    if path.exists():
         return path
     shipped = recipes_folder() / f"{source}.toml"
-    if shipped.is_file():
+    if len(path.parts) == 1 and shipped.is_file():
         return shipped
+    if path.suffix in (".toml", ".json") or len(path.parts) > 1:
+        raise UserError("there is no such file", where=path, remedy="give a path or a shipped recipe's name")
     near = did_you_mean(str(source), recipe_names())
     remedy = f"did you mean `{near}`?" if near else "`anyformer plan --list` names the shipped recipes"
     raise UserError(f"no file and no shipped recipe is called `{source}`", remedy=remedy)

@@ -11,9 +11,16 @@ from anyformer.spec.parts import MAX_LAYERS, ModelSpec
 from anyformer.spec.problems import Problem, SpecError, from_pydantic
 from anyformer.spec.recipe import known_keys
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
-MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
+
+def _from_1(table: dict[str, Any]) -> dict[str, Any]:
+    """Version 1 knew decoders alone; all that 2 adds has version 1's meaning where it is not given."""
+    return table
+
+
+_STACKS = ("encoder", "decoder")
+MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _from_1}
 """For each old format version, what turns its tables into those of the next."""
 
 
@@ -21,17 +28,22 @@ def to_json(spec: ModelSpec) -> str:
     """`spec` as JSON text."""
     table = spec.model_dump(mode="json")
     table["ties"] = sorted(table["ties"])
-    blocks = table["decoder"]["blocks"]
-    table["decoder"]["blocks"] = [{"repeat": len(list(run)), "block": block} for block, run in groupby(blocks)]
+    for name in spec.stacks:
+        blocks = table[name]["blocks"]
+        table[name]["blocks"] = [{"repeat": len(list(run)), "block": block} for block, run in groupby(blocks)]
     return json.dumps({"format_version": FORMAT_VERSION, **table}, indent=1) + "\n"
 
 
 def _spread(table: dict[str, Any], *, once: bool = False) -> dict[str, Any]:
     """Runs of blocks written out, or each block `once`."""
-    decoder = table.get("decoder")
-    runs = decoder.get("blocks") if isinstance(decoder, dict) else None
+    stacks = {name: table[name] for name in _STACKS if isinstance(table.get(name), dict)}
+    return {**table, **{name: _spread_stack(name, stack, once=once) for name, stack in stacks.items()}}
+
+
+def _spread_stack(name: str, stack: dict[str, Any], *, once: bool) -> dict[str, Any]:
+    runs = stack.get("blocks")
     if not isinstance(runs, list):
-        return table
+        return stack
     blocks: list[Any] = []
     for index, run in enumerate(runs):
         repeat = run.get("repeat") if isinstance(run, dict) else None
@@ -41,10 +53,10 @@ def _spread(table: dict[str, Any], *, once: bool = False) -> dict[str, Any]:
             or not 1 <= repeat <= MAX_LAYERS
             or "block" not in run
         ):
-            problem = Problem(f"decoder.blocks.{index}", 'is not a run {"repeat": 1 or more, "block": {…}}')
+            problem = Problem(f"{name}.blocks.{index}", 'is not a run {"repeat": 1 or more, "block": {…}}')
             raise SpecError([problem])
         blocks += [run["block"]] * (1 if once else repeat)
-    return {**table, "decoder": {**table["decoder"], "blocks": blocks}}
+    return {**stack, "blocks": blocks}
 
 
 def _problems(table: dict[str, Any]) -> list[Problem]:
@@ -78,6 +90,9 @@ def from_json(text: str, *, where: object = None) -> ModelSpec:
         spec = ModelSpec.model_validate(spread)
     except ValidationError:
         raise SpecError(_problems(_spread(table, once=True)), where=where) from None
-    shared: dict[Any, Any] = {}
-    blocks = tuple(shared.setdefault(block, block) for block in spec.decoder.blocks)
-    return spec.model_copy(update={"decoder": spec.decoder.model_copy(update={"blocks": blocks})})
+    stacks: dict[str, Any] = {}
+    for name, stack in spec.stacks.items():
+        shared: dict[Any, Any] = {}
+        blocks = tuple(shared.setdefault(block, block) for block in stack.blocks)
+        stacks[name] = stack.model_copy(update={"blocks": blocks})
+    return spec.model_copy(update=stacks)
