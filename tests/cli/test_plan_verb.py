@@ -99,6 +99,21 @@ def test_a_model_is_planned_as_before(tmp_path):
     assert (made["batch"], made["context"], made["optimizer"]) == (8, 256, "adamw")
 
 
+def test_a_source_is_planned_beside_the_target():
+    made = planned("t5-small", "--context", 30, "--source", 50)
+    spec = load_spec("t5-small")
+    assert made == json.loads(json.dumps(make_plan(spec, context=30, source=50).to_dict()))
+    assert "30 tokens from 50" in run("plan", "t5-small", "--context", 30, "--source", 50, "--memory", "8GiB")
+    with pytest.raises(UserError, match="only an encoder–decoder reads a source"):
+        run("plan", "llama-tiny", "--source", 5)
+
+
+def test_a_name_with_a_dot_is_a_name():
+    assert "494,032,768" in run("plan", "qwen-2-0.5b")
+    with pytest.raises(UserError, match="did you mean `qwen"):
+        run("plan", "qwen-2-0.5")
+
+
 def test_mistakes_are_user_errors(tmp_path):
     for words in (("demmo",), ("absent.toml",), (), ("demo", "--set", "train.stepps=3"), ("demo", "--optimizer", "x")):
         with pytest.raises(UserError):

@@ -75,6 +75,13 @@ def plan(
         int | None,
         typer.Option(help="Tokens a row.", min=1, show_default="the run's, else the model's, else 1024"),
     ] = None,
+    source: Annotated[
+        int | None,
+        typer.Option(
+            help="Source tokens a row of an encoder–decoder.", min=1, show_default="the encoder's, else the context"
+        ),
+    ] = None,
+    prefix: Annotated[int, typer.Option(help="Leading tokens that a prefix mask shows to all.", min=0)] = 0,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16 or float64.")] = "float32",
     optimizer: Annotated[
         str | None,
@@ -107,13 +114,15 @@ def plan(
         )
     loaded, usual = _what(spec, set_ or [])
     rows, length, optimizer = batch or usual.rows, context or usual.context, optimizer or usual.optimizer
-    made = make_plan(loaded, batch=rows, context=length, dtype=dtype, optimizer=optimizer)
+    lengths = {"context": length, "source": source}
+    made = make_plan(loaded, batch=rows, **lengths, prefix=prefix, dtype=dtype, optimizer=optimizer)
     made = replace(made, facts={**made.facts, **usual.facts})
     table, text = made.to_dict(), made.table()
     if memory is not None:
-        fits = largest_batch(loaded, parse_bytes(memory), context=length, dtype=dtype, optimizer=optimizer)
+        fits = largest_batch(loaded, parse_bytes(memory), **lengths, dtype=dtype, optimizer=optimizer)
         table["largest_batch"] = {"memory": parse_bytes(memory), "rows": fits}
         text += f"\n\nin {memory} fit {fits} rows of {made.context} tokens"
+        text += f" from {made.source}" if made.source else ""
     typer.echo(json.dumps(table, indent=1) if as_json else text)
 
 
