@@ -1,6 +1,7 @@
 """The attention operation: reference against a loop over the equation, fused against reference, masks by their rows."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,9 +9,23 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import anyformer.nn.attend as attend_module
+import anyformer.nn.attend.flex as flex
 import anyformer.nn.attend.fused as fused
-from anyformer.nn.attend import DenseBias, Unsupported, attend, choose, masks
+import anyformer.nn.attend.reference as reference
+from anyformer.nn.attend import (
+    BACKENDS,
+    AlibiBias,
+    BucketBias,
+    DenseBias,
+    Unsupported,
+    alibi_slopes,
+    attend,
+    choose,
+    masks,
+)
 from anyformer.nn.attend.call import checked
+from anyformer.nn.attend.capabilities import CAPABILITIES, table
 from anyformer.nn.attend.reference import mixed
 from anyformer.nn.attend.reference import weights as weights_of
 from nn import naive
@@ -109,17 +124,17 @@ def test_a_dense_bias_broadcasts(shape):
     bias = torch.randn(shape, dtype=torch.float64)
     whole = (bias[:, None] if bias.dim() == 3 else bias).expand(B, H, T, S)
     want = attend(q, k, v, visible=masks.Causal(), bias=DenseBias(whole.contiguous()), backend="reference")
-    for backend in ("reference", "fused"):
+    for backend in ("reference", "tiled", "fused"):
         got = attend(q, k, v, visible=masks.Causal(), bias=DenseBias(bias), backend=backend)
         torch.testing.assert_close(got, want)
 
 
-@pytest.mark.parametrize("backend", ["reference", "fused"])
+@pytest.mark.parametrize("backend", ["reference", "tiled", "fused"])
 def test_gradients_reach_the_bias_and_the_sinks(backend):
     """Against finite differences."""
     q, k, v = inputs()
     bias = torch.randn(T, S, dtype=torch.float64, requires_grad=True)
-    sinks = SINKS.clone().requires_grad_() if backend == "reference" else None
+    sinks = None if backend == "fused" else SINKS.clone().requires_grad_()
 
     def out(values, logits):
         return attend(q, k, v, visible=masks.Causal(), bias=DenseBias(values), sinks=logits, backend=backend)
@@ -192,7 +207,7 @@ def test_what_large_squares_cannot_say_is_computed_otherwise(monkeypatch):
     for visible in (masks.Causal() & masks.Segments(again), masks.Causal() & masks.Padding(hole)):
         both(visible, grad=False, b=1, t=5, s=5)
         q, k, v = inputs(b=1, t=5, s=5, grad=True)
-        with pytest.raises(Unsupported, match="1×5×5 elements"):
+        with pytest.raises(Unsupported, match="would take 25 elements in memory"):
             attend(q, k, v, visible=visible, backend="fused")
 
 
@@ -210,6 +225,9 @@ def test_a_mask_too_large_for_the_backward_pass_is_refused_and_auto_says_so(name
     torch.testing.assert_close(attend(q, k, v, visible=visible), want)
     with torch.no_grad():
         assert choose(call)[0] == "fused"
+    monkeypatch.setattr(attend_module, "SCORES", 3)
+    assert choose(call)[0] == "tiled"
+    torch.testing.assert_close(attend(q, k, v, visible=visible), want)
 
 
 def test_a_large_causal_square_and_a_given_mask_stay_fused(monkeypatch):
@@ -249,10 +267,10 @@ def test_any_combination_agrees(data):
         fused.MASK_ELEMENTS, fused.QUERY_BLOCK = before
 
 
-@pytest.mark.parametrize("backend", ["reference", "fused"])
+@pytest.mark.parametrize("backend", ["reference", "tiled", "fused"])
 @pytest.mark.parametrize(("t", "rows"), [(2, ["11110", "11111"]), (1, ["11111"]), (5, ["10000", "11000", "11100"])])
 def test_fewer_queries_than_keys_stand_at_the_end(backend, t, rows):
-    """B06: values that are one-hot by key show what each query sees."""
+    """values that are one-hot by key show what each query sees."""
     q, k = torch.zeros(1, t, 2, 4), torch.zeros(1, 5, 1, 4)
     v = torch.eye(5).reshape(1, 5, 1, 5)
     out = attend(q, k, v, visible=masks.Causal(), backend=backend)
@@ -261,9 +279,9 @@ def test_fewer_queries_than_keys_stand_at_the_end(backend, t, rows):
             assert "".join("1" if x > 0 else "0" for x in out[0, index, head]) == row
 
 
-@pytest.mark.parametrize("backend", ["reference", "fused"])
+@pytest.mark.parametrize("backend", ["reference", "tiled", "fused"])
 def test_causal_composes_with_padding(backend):
-    """B06: neither the flag nor the mask is dropped."""
+    """neither the flag nor the mask is dropped."""
     real = torch.tensor([[False, True, True, True, True], [True, True, True, False, True]])
     q, k = torch.zeros(2, 3, 1, 4), torch.zeros(2, 5, 1, 4)
     v = torch.eye(5).expand(2, 5, 5).reshape(2, 5, 1, 5)
@@ -272,9 +290,9 @@ def test_causal_composes_with_padding(backend):
     assert seen == [["01100", "01110", "01111"], ["11100", "11100", "11101"]]
 
 
-@pytest.mark.parametrize("backend", ["reference", "fused"])
+@pytest.mark.parametrize("backend", ["reference", "tiled", "fused"])
 def test_query_heads_share_keys_in_runs(backend):
-    """B63: 4 query heads on 2 key/value heads whose values are 10 and 20 give 10, 10, 20, 20."""
+    """4 query heads on 2 key/value heads whose values are 10 and 20 give 10, 10, 20, 20."""
     q, k, v = inputs(1, 3, 3, 4, 2)
     v = torch.tensor([10.0, 20.0], dtype=v.dtype).reshape(1, 1, 2, 1).expand(1, 3, 2, 5).contiguous()
     out = attend(q, k, v, visible=masks.Causal(), backend=backend)
@@ -283,10 +301,10 @@ def test_query_heads_share_keys_in_runs(backend):
     )
 
 
-@pytest.mark.parametrize("backend", ["reference", "fused"])
+@pytest.mark.parametrize("backend", ["reference", "tiled", "fused"])
 @pytest.mark.parametrize(("h", "g"), [(6, 1), (6, 2), (6, 6), (5, 5)])
 def test_grouped_heads_are_repeated_heads(backend, h, g):
-    """B63: MQA is every head on key head 0; G = H is MHA."""
+    """MQA is every head on key head 0; G = H is MHA."""
     q, k, v = inputs(2, 5, 5, h, g)
     out = attend(q, k, v, visible=masks.Causal(), backend=backend)
     for head in range(h):
@@ -295,11 +313,11 @@ def test_grouped_heads_are_repeated_heads(backend, h, g):
         torch.testing.assert_close(out[:, :, [head]], alone)
 
 
-@pytest.mark.parametrize("backend", ["reference", "fused"])
+@pytest.mark.parametrize("backend", ["reference", "tiled", "fused"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", ["padding", "dense"])
 def test_queries_that_see_nothing_give_zeros(backend, dtype, kind):
-    """B10: an all-pad row, and a left-padded row whose first queries see nothing."""
+    """an all-pad row, and a left-padded row whose first queries see nothing."""
     real = torch.tensor([[False] * 6, [False, False, True, True, True, True], [True] * 6])
     mask = real[:, None, :].expand(3, 6, 6) & torch.ones(6, 6, dtype=torch.bool).tril()
     visible = masks.Causal() & masks.Padding(real) if kind == "padding" else masks.Dense(mask)
@@ -318,9 +336,9 @@ def test_queries_that_see_nothing_give_zeros(backend, dtype, kind):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("backend", ["reference", "fused"])
+@pytest.mark.parametrize("backend", ["reference", "tiled", "fused"])
 def test_an_empty_row_leaves_the_others_alone(backend, dtype):
-    """B10: bit for bit."""
+    """bit for bit."""
     real = torch.tensor([[False] * 6, [False, True, True, True, True, True]])
     q, k, v = inputs(2, 6, 6, dtype=dtype)
     beside = attend(q, k, v, visible=masks.Causal() & masks.Padding(real), backend=backend)
@@ -328,9 +346,9 @@ def test_an_empty_row_leaves_the_others_alone(backend, dtype):
     assert torch.equal(beside[1:], alone)
 
 
-@pytest.mark.parametrize("backend", ["reference", "fused"])
+@pytest.mark.parametrize("backend", ["reference", "tiled", "fused"])
 def test_huge_scores_and_a_hidden_infinity_stay_finite(backend):
-    """B10: nothing overflows in half precision, and a mask is not a sum of two lowest numbers."""
+    """nothing overflows in half precision, and a mask is not a sum of two lowest numbers."""
     q, k, v = inputs(1, 4, 4, dtype=torch.float16)
     out = attend(
         q * 200, k * 200, v, visible=masks.Causal() & masks.Window(2) & masks.Dense(MASK2[:4, :4]), backend=backend
@@ -348,7 +366,7 @@ def test_the_sink_takes_its_share():
 
 
 def test_softcap_by_number():
-    """B28: cap 50 turns a score of 100 into 48.20138, before the mask and the bias."""
+    """cap 50 turns a score of 100 into 48.20138, before the mask and the bias."""
     q, k = torch.tensor([[[[100.0]]]]), torch.tensor([[[[1.0]], [[0.0]]]])
     v = torch.tensor([[[[1.0]], [[0.0]]]])
     bias = DenseBias(torch.tensor([[-48.20138, 0.0]]))
@@ -358,7 +376,7 @@ def test_softcap_by_number():
 
 @pytest.mark.parametrize(("option", "said"), [("softcap", "no soft-cap"), ("sinks", "no sink logit")])
 def test_fused_refuses_what_it_would_drop(option, said):
-    """B28: and "auto" takes the backend that computes it, and says why."""
+    """and "auto" takes the backend that computes it, and says why."""
     q, k, v = inputs()
     arguments = OPTIONS[option]
     with pytest.raises(Unsupported, match=said):
@@ -384,7 +402,7 @@ def test_fused_refuses_what_it_would_drop(option, said):
         ({"dropout": -0.1}, r"dropout is a rate in \[0, 1\); got -0.1"),
         ({"dropout": math.nan}, r"dropout is a rate in \[0, 1\); got nan"),
         ({"sinks": torch.zeros(5)}, r"sinks holds one logit a head, \[6\]; got \[5\]"),
-        ({"backend": "flash"}, "unknown backend 'flash'; known: auto, reference, fused"),
+        ({"backend": "flash"}, "unknown backend 'flash'; known: auto, reference, tiled, fused, flex"),
         ({"visible": torch.ones(T, S, dtype=torch.bool)}, "visible is a description from af.masks; got Tensor"),
         ({"visible": None}, "visible is a description from af.masks; got NoneType"),
         ({"q": torch.zeros(B, T, D)}, r"attend takes q \[B, T, H, D\].*; got q \[2, 5, 4\]"),
@@ -396,7 +414,7 @@ def test_fused_refuses_what_it_would_drop(option, said):
     ],
 )
 def test_arguments_that_cannot_be_are_refused(change, said):
-    """B28: cap 0, negative and NaN."""
+    """cap 0, negative and NaN."""
     q, k, v = inputs(dtype=torch.float32)
     with pytest.raises(ValueError, match=said):
         attend(**{"q": q, "k": k, "v": v, "visible": masks.Causal(), **change})
@@ -424,7 +442,7 @@ LONG = torch.int64
         (masks.Causal().at(keys=torch.zeros(3, S, dtype=LONG)), r"at\(keys=…\) is torch.int64 \[7\] here; got .*3, 7"),
     ],
 )
-@pytest.mark.parametrize("backend", ["auto", "reference", "fused"])
+@pytest.mark.parametrize("backend", ["auto", "reference", "tiled", "fused"])
 def test_a_description_of_other_scores_is_refused(backend, visible, said, monkeypatch):
     """Where it is written out and where it is lowered to squares alike."""
     q, k, v = inputs()
@@ -466,9 +484,9 @@ def test_descriptions_that_cannot_be_are_refused():
     assert joined.mask(T, S).shape == (B, 1, T, S)
 
 
-@pytest.mark.parametrize("backend", ["reference", "fused"])
+@pytest.mark.parametrize("backend", ["reference", "tiled", "fused"])
 def test_dropout_keeps_the_mean(backend):
-    """B65: in training both backends drop the asked share and keep the mean."""
+    """in training both backends drop the asked share and keep the mean."""
     torch.manual_seed(0)
     q, k = torch.zeros(40, 20, 5, 4), torch.zeros(40, 10, 5, 4)
     v = torch.ones(40, 10, 5, 1)
@@ -491,3 +509,149 @@ def test_weights_are_a_distribution():
     assert (weights[mask] > 0).all()
     torch.testing.assert_close(weights.sum(-1), mask.any(-1).double())
     torch.testing.assert_close(torch.einsum("bhts,bshd->bthd", weights, v.repeat_interleave(2, 2)), out)
+
+
+IDS = torch.tensor([[0, 0, 0, 1, 1], [0, 1, 1, 1, 1]])
+SOLO = torch.tensor([[True] * 5, [False, False, True, True, True]])
+CAPABLE = {
+    "causal": (masks.Causal(), {}),
+    "window": (masks.Causal() & masks.Window(3), {}),
+    "window and first keys": (masks.Causal() & masks.Window(2, first=1), {}),
+    "segments": (masks.Causal() & masks.Segments(IDS), {}),
+    "padding": (masks.Causal() & masks.Padding(SOLO), {}),
+    "prefix": (masks.PrefixKeys(~SOLO), {}),
+    "dense mask": (masks.Dense(torch.ones(5, 5, dtype=torch.bool)), {}),
+    "dense bias": (masks.Causal(), {"bias": DenseBias(torch.zeros(5, 5))}),
+    "ALiBi": (masks.Causal(), {"bias": AlibiBias(alibi_slopes(6), True)}),
+    "buckets": (masks.Causal(), {"bias": BucketBias(torch.zeros(4, 6), 5, False)}),
+    "soft-cap": (masks.Causal(), {"softcap": 2.0}),
+    "sink logit": (masks.Causal(), {"sinks": torch.zeros(6)}),
+    "dropout": (masks.Causal(), {"dropout": 0.1}),
+    "grouped heads": (masks.Causal(), {}),
+    "d_value ≠ d_head": (masks.Causal(), {}),
+    "gradients": (masks.Causal(), {}),
+    "float64": (masks.Causal(), {}),
+}
+
+
+@pytest.mark.parametrize("backend", ["reference", "tiled", "fused", "flex"])
+@pytest.mark.parametrize("option", list(CAPABLE))
+def test_a_backend_computes_what_the_table_says_and_refuses_the_rest(option, backend, monkeypatch):
+    """FlexAttention takes a compiler half a minute a call: here it is asked, and `test_flex.py` computes."""
+    visible, options = CAPABLE[option]
+    heads = (6, 3) if option == "grouped heads" else (6, 6)
+    widths = (4, 3) if option == "d_value ≠ d_head" else (4, 4)
+    dtype = torch.float64 if option == "float64" else torch.float32
+    q, k, v = inputs(2, 5, 5, *heads, *widths, dtype=dtype, grad=option == "gradients")
+    if backend == "flex":
+        monkeypatch.setitem(BACKENDS, "flex", lambda call: (flex.refuse(call), reference.attend(call))[1])
+    if CAPABILITIES[option][backend] != "yes":
+        with pytest.raises(Unsupported):
+            attend(q, k, v, visible=visible, backend=backend, **options)
+        return
+    out = attend(q, k, v, visible=visible, backend=backend, **options)
+    assert out.shape == (2, 5, 6, widths[1])
+    if option == "gradients":
+        out.sum().backward()
+        assert all(x.grad is not None for x in (q, k, v))
+
+
+def test_the_table_has_every_option_and_backend_and_the_book_prints_it():
+    assert [*CAPABLE, "memory linear in T"] == list(CAPABILITIES)
+    assert all(list(row) == list(BACKENDS) for row in CAPABILITIES.values())
+    book = Path(__file__).parent.parent.parent / "docs" / "attention.md"
+    assert table() in book.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("backend", ["reference", "tiled", "fused"])
+@pytest.mark.parametrize("name", ["causal", "packed", "padded", "values of another width"])
+def test_what_stays_for_the_backward_pass_is_as_the_table_says(backend, name):
+    t = 64
+    ids = (torch.arange(t)[None] >= 40).long()
+    visible = {"packed": masks.Segments(ids), "padded": masks.Padding(ids == 1)}.get(name, masks.Everything())
+    q, k, v = inputs(1, t, t, 2, 2, 4, 3 if name == "values of another width" else 4, dtype=torch.float32, grad=True)
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: (saved.append(x.numel()), x)[1], lambda x: x):
+        before, fused.MASK_ELEMENTS = fused.MASK_ELEMENTS, 10
+        try:
+            attend(q, k, v, visible=masks.Causal() & visible, backend=backend)
+        finally:
+            fused.MASK_ELEMENTS = before
+    assert (max(saved) < t * t) == (CAPABILITIES["memory linear in T"][backend] == "yes")
+
+
+@pytest.mark.parametrize("how", ["dropout", "bias"])
+def test_fused_refuses_what_the_kernel_of_the_cpu_would_hold_whole(how, monkeypatch):
+    """Torch has no dropout, and no gradient into a mask, in its kernel for the CPU."""
+    q, k, v = inputs(grad=True)
+    bias = DenseBias(torch.zeros(T, S, dtype=q.dtype, requires_grad=True)) if how == "bias" else None
+    options = {"visible": masks.Everything(), "bias": bias, "dropout": 0.1 if how == "dropout" else 0.0}
+    attend(q, k, v, backend="fused", **options)
+    monkeypatch.setattr(fused, "MASK_ELEMENTS", B * H * T * S - 1)
+    with pytest.raises(Unsupported, match="no fused kernel on the CPU: all 420 scores"):
+        attend(q, k, v, backend="fused", **options)
+
+
+def chosen(visible, t, s=None, *, training=False, h=8, **options):
+    """The choice for a call of one row, on tensors that hold nothing."""
+    s = t if s is None else s
+    q, k, v = (torch.empty(1, n, h, 64, device="meta", requires_grad=training) for n in (t, s, s))
+    names = ("bias", "scale", "softcap", "sinks")
+    return choose(checked(q, k, v, visible, *(options.get(n) for n in names), options.get("dropout", 0.0)))[0]
+
+
+def test_auto_takes_the_fastest_that_does_not_fill_the_memory():
+    """The rule of `choose`, whose measured figures stand beside it."""
+    causal, window = masks.Causal(), masks.Causal() & masks.Window(128)
+    alibi = AlibiBias(torch.empty(8, device="meta"), False)
+    assert chosen(causal, 16384, training=True) == "fused"
+    assert chosen(masks.Everything(), 300, 16384) == "fused"
+    assert chosen(window, 512, training=True) == "fused"
+    assert chosen(window, 2048, training=True) == "tiled"
+    assert chosen(window, 8192) == "tiled"
+    assert chosen(window, 1, 100_000) == "fused"
+    assert chosen(causal, 512, bias=alibi, training=True) == "fused"
+    assert chosen(causal, 2048, bias=alibi, training=True) == "tiled"
+    assert chosen(causal, 2048, bias=alibi) == "tiled"
+    assert chosen(causal, 1, 4096, bias=alibi) == "fused"
+    assert chosen(causal, 128, softcap=30.0, training=True) == "reference"
+    assert chosen(causal, 1, 4096, softcap=30.0) == "reference"
+    assert chosen(causal, 2048, softcap=30.0, training=True) == "tiled"
+    assert chosen(causal, 2048, dropout=0.1, training=True) == "tiled"
+    assert chosen(masks.Dense(torch.empty(2048, 2048, dtype=torch.bool, device="meta")), 2048, training=True) == "fused"
+
+
+def test_a_description_is_worked_out_once_for_all_layers(monkeypatch):
+    """And anew where a tensor of it has changed since."""
+    monkeypatch.setattr(fused, "MASK_ELEMENTS", 3)
+    found = []
+    squares = fused._squares
+    monkeypatch.setattr(fused, "_squares", lambda *a: (found.append(1), squares(*a))[1])
+    real = torch.tensor([[True, True, True, False]])
+    visible = masks.Causal() & masks.Padding(real)
+    q, k, v = inputs(1, 4, 4, grad=True)
+    for _ in range(3):
+        attend(q, k, v, visible=visible)
+    assert len(found) == 1
+    real[0, 3] = True
+    got = attend(q, k, v, visible=visible)
+    assert len(found) == 2
+    torch.testing.assert_close(got, attend(q, k, v, visible=masks.Causal(), backend="reference"))
+    with torch.inference_mode():
+        attend(q, k, v, visible=masks.Causal() & masks.Padding(torch.ones(1, 4, dtype=torch.bool)))
+    assert len(found) == 3
+
+
+@pytest.mark.parametrize("backend", ["reference", "tiled", "fused"])
+def test_a_window_is_exact(backend):
+    """W = 4: query 10 sees 7, 8, 9, 10; query 2 sees 0, 1, 2; alone it reaches to both sides."""
+    q, k = torch.zeros(1, 12, 1, 4), torch.zeros(1, 12, 1, 4)
+    v = torch.eye(12).reshape(1, 12, 1, 12)
+    out = attend(q, k, v, visible=masks.Causal() & masks.Window(4), backend=backend)[0, :, 0]
+    assert out[10].nonzero().flatten().tolist() == [7, 8, 9, 10]
+    assert out[2].nonzero().flatten().tolist() == [0, 1, 2]
+    assert torch.equal(attend(q, k, v, visible=masks.Causal() & masks.Window(1), backend=backend), v)
+    both_sides = attend(q, k, v, visible=masks.Window(3), backend=backend)[0, :, 0]
+    assert both_sides[5].nonzero().flatten().tolist() == [3, 4, 5, 6, 7]
+    kept = attend(q, k, v, visible=masks.Causal() & masks.Window(2, first=2), backend=backend)[0, :, 0]
+    assert kept[9].nonzero().flatten().tolist() == [0, 1, 8, 9]

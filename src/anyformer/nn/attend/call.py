@@ -1,11 +1,13 @@
 """One attention call as the backends receive it, checked."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
-from anyformer.nn.attend.masks import All, DenseBias, Visible
+from anyformer.nn.attend.bias import Bias
+from anyformer.nn.attend.masks import All, Visible
 
 
 class Unsupported(ValueError):
@@ -24,11 +26,13 @@ class Call:
     k: Tensor
     v: Tensor
     visible: Visible
-    bias: DenseBias | None
+    bias: Bias | None
     scale: float
     softcap: float | None
     sinks: Tensor | None
     dropout: float
+    memo: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+    """What a backend worked out for this call."""
 
 
 def checked(
@@ -36,7 +40,7 @@ def checked(
     k: Tensor,
     v: Tensor,
     visible: Visible,
-    bias: DenseBias | None,
+    bias: Bias | None,
     scale: float | None,
     softcap: float | None,
     sinks: Tensor | None,

@@ -6,17 +6,19 @@ queries.
 """
 
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from anyformer.nn.attend.bias import Bias, DenseBias
 from anyformer.nn.attend.call import Call, Unsupported
 from anyformer.nn.attend.masks import All, Causal, Dense, Everything, Padding, Segments
+from anyformer.nn.attend.shapes import Cut, Scores, placed
 
 MASK_ELEMENTS = 1 << 22
-"""The largest B·T·S that is written out as a mask: 16 MB once the kernel has it in float32."""
+"""The most elements that are written out as a mask or bias: 16 MB once the kernel has them in float32."""
 
 QUERY_BLOCK = 256
 """Queries per call where a large mask is written out block by block."""
@@ -31,75 +33,106 @@ class Square(NamedTuple):
     end: int
 
 
+class Lowering(NamedTuple):
+    """How a call becomes calls of the kernels: "whole" (nothing hidden), "causal", "mask", "squares", "blocks"."""
+
+    kind: Literal["whole", "causal", "mask", "squares", "blocks"]
+    squares: list[tuple[Square, ...]] | None = None
+
+
 def attend(call: Call) -> Tensor:
     """The output [B, T, H, Dv] in q's dtype. Raises `Unsupported` with the reason."""
-    refuse(call)
+    kind, squares = lowering(call)
     q, k, v = (x.transpose(1, 2) for x in (call.q, call.k, call.v))
-    whole = All.of(call.visible)
-    t, s = call.q.shape[1], call.k.shape[1]
-    terms = tuple(term for term in whole.terms if not isinstance(term, Everything))
-    plain = whole.queries is None and whole.keys is None
-    if call.bias is None and not terms:
-        return _sdpa(call, q, k, v)
-    if call.bias is None and plain and terms == (Causal(),) and t in (1, s):
-        return _sdpa(call, q, k, v, is_causal=t == s)
-    if _mask_is_given(call, terms) or t == 1 or call.q.shape[0] * t * s <= MASK_ELEMENTS:
-        return _sdpa(call, q, k, v, mask=_mask(call, q, 0, t))
-    squares = _squares(terms, t, s, plain)
+    if kind in ("whole", "causal"):
+        return _sdpa(call, q, k, v, is_causal=kind == "causal")
+    if kind == "mask":
+        return _sdpa(call, q, k, v, mask=_mask(call, q, 0, q.shape[2]))
     if squares is not None:
         return _by_squares(call, q, k, v, squares)
     blocks = [
         _sdpa(call, q[:, :, i : i + QUERY_BLOCK], k, v, mask=_mask(call, q, i, QUERY_BLOCK))
-        for i in range(0, t, QUERY_BLOCK)
+        for i in range(0, q.shape[2], QUERY_BLOCK)
     ]
     return torch.cat(blocks, dim=1)
 
 
-def refuse(call: Call) -> None:
-    """Raises `Unsupported` for what the kernels cannot compute, without computing anything."""
+def lowering(call: Call) -> Lowering:
+    """How the kernels compute a call, without computing anything. Raises `Unsupported` for what they cannot."""
     if call.softcap is not None:
         raise Unsupported("fused kernels have no soft-cap on the scores")
     if call.sinks is not None:
         raise Unsupported("fused kernels have no sink logit")
     whole = All.of(call.visible)
-    t, s = call.q.shape[1], call.k.shape[1]
-    needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in (call.q, call.k, call.v))
-    if not needs_grad or t == 1 or call.q.shape[0] * t * s <= MASK_ELEMENTS or _mask_is_given(call, whole.terms):
-        return
+    b, t, h = call.q.shape[:3]
+    s = call.k.shape[1]
+    _check_kernel(call, b * h * t * s)
     plain = whole.queries is None and whole.keys is None
     terms = tuple(term for term in whole.terms if not isinstance(term, Everything))
-    if not terms or (plain and terms == (Causal(),) and t == s) or _squares(terms, t, s, plain) is not None:
+    if call.bias is None:
+        if not terms:
+            return Lowering("whole")
+        if plain and terms == (Causal(),) and t in (1, s):
+            return Lowering("causal" if t == s else "whole")
+    elements = b * t * s if call.bias is None else _elements(call.bias, (b, h, t, s))
+    if t == 1 or elements <= MASK_ELEMENTS or is_given(call):
+        return Lowering("mask")
+    if call.bias is None:
+        squares = _squares_of(call, terms, t, s, plain)
+        if squares is not None:
+            return Lowering("squares", squares)
+    inputs = (call.q, call.k, call.v) if call.bias is None else (call.q, call.k, call.v, call.bias.tensor)
+    if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
+        raise Unsupported(f"the mask would take {elements:,} elements in memory for the backward pass")
+    return Lowering("blocks")
+
+
+def _check_kernel(call: Call, scores: int) -> None:
+    """Raises where torch has no kernel for the CPU and would quietly hold all scores."""
+    if call.q.device.type not in ("cpu", "meta") or scores <= MASK_ELEMENTS:
         return
-    raise Unsupported(f"this mask would take {call.q.shape[0]}×{t}×{s} elements in memory for the backward pass")
+    trained = call.bias is not None and call.bias.tensor.requires_grad and torch.is_grad_enabled()
+    if call.dropout or trained:
+        what = "dropout" if call.dropout else "a gradient into the bias"
+        raise Unsupported(f"{what} has no fused kernel on the CPU: all {scores:,} scores would stay in memory")
 
 
-def _mask_is_given(call: Call, terms: tuple[object, ...]) -> bool:
-    return call.bias is not None or any(isinstance(term, Dense) for term in terms)
+def is_given(call: Call) -> bool:
+    """Whether the caller brought a T×S tensor, so that another of its size is no surprise."""
+    if call.bias is not None:
+        return isinstance(call.bias, DenseBias)
+    return any(isinstance(term, Dense) for term in All.of(call.visible).terms)
+
+
+def _elements(bias: Bias, shape: Scores) -> int:
+    """The elements of the largest mask that a bias needs."""
+    b, h, t, s = shape
+    if isinstance(bias, DenseBias):
+        return max(b * t * s, bias.values.numel())
+    rows = max((x.shape[0] for x in (bias.queries, bias.keys) if x is not None and x.dim() == 2), default=1)
+    return max(rows * h * t * s, b * t * s)
 
 
 def _mask(call: Call, q: Tensor, start: int, count: int) -> Tensor:
     """The mask of `count` queries from `start`, or bias with the hidden keys at −inf."""
     t, s = q.shape[2], call.k.shape[1]
+    cut = Cut(rows=slice(start, min(start + count, t)))
     whole = All.of(call.visible)
-    if count >= t:
-        mask = whole.mask(t, s, q.device)
-    else:
-        stop = min(start + count, t)
-        queries = torch.arange(s - t, s, device=q.device) if whole.queries is None else whole.queries
-        terms = tuple(
-            Segments(x.queries[:, start:stop], x.queries if x.keys is None else x.keys)
-            if isinstance(x, Segments)
-            else x
-            for x in whole.terms
-        )
-        mask = All(terms, queries[..., start:stop], whole.keys).mask(stop - start, s, q.device)
+    queries, keys = placed(whole.queries, whole.keys, t, s, q.device)
+    mask = whole.part(cut).seen(cut.of_rows(queries)[:, None, :, None], keys[:, None, None, :])
     if call.bias is None:
         return mask
-    bias = call.bias.added().to(q.dtype)
-    return torch.where(mask, bias, float("-inf"))
+    queries, keys = placed(call.bias.queries, call.bias.keys, t, s, q.device)
+    bias = call.bias.part(cut).between(cut.of_rows(queries)[:, None, :, None], keys[:, None, None, :])
+    return torch.where(mask, bias.to(q.dtype), float("-inf"))
 
 
 def _sdpa(call: Call, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+    width = v.shape[-1]
+    if q.device.type == "cpu" and width != q.shape[-1]:
+        # The CPU's kernel wants values as wide as keys; channels of zeros change neither scores nor values.
+        wide = max(width, q.shape[-1])
+        q, k, v = (F.pad(x, (0, wide - x.shape[-1])) for x in (q, k, v))
     out = F.scaled_dot_product_attention(
         q,
         k,
@@ -110,12 +143,27 @@ def _sdpa(call: Call, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = Non
         scale=call.scale,
         enable_gqa=q.shape[1] != k.shape[1],
     )
-    return out.transpose(1, 2)
+    return out[..., :width].transpose(1, 2)
+
+
+def _squares_of(call: Call, terms: tuple[object, ...], t: int, s: int, plain: bool) -> list[tuple[Square, ...]] | None:
+    """`_squares`, worked out once for all layers that share the description."""
+    used = [x for term in terms for x in vars(term).values() if isinstance(x, Tensor)]
+    if torch.compiler.is_compiling() or any(x.is_meta for x in used):
+        return None
+    # An inference tensor does not say whether it was changed since: its squares live as long as the call.
+    tracked = not any(x.is_inference() for x in used)
+    memo = All.of(call.visible).memo if tracked else call.memo
+    key = ("squares", t, s, tuple(x._version for x in used) if tracked else None)
+    if key not in memo:
+        memo[key] = _squares(terms, t, s, plain)
+    found: list[tuple[Square, ...]] | None = memo[key]
+    return found
 
 
 def _squares(terms: tuple[object, ...], t: int, s: int, plain: bool) -> list[tuple[Square, ...]] | None:
     """Causal documents and padding as stretches of each row, or None where the description is something else."""
-    if not plain or t != s or Causal() not in terms or torch.compiler.is_compiling():
+    if not plain or t != s or Causal() not in terms:
         return None
     segments = [x for x in terms if isinstance(x, Segments) and x.keys is None]
     paddings = [x for x in terms if isinstance(x, Padding)]

@@ -4,11 +4,36 @@ Descriptions combine with `&`. Without `.at(...)` the keys stand at positions 0 
 them, so that the same description serves training, chunked prefill and decoding.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from anyformer.nn.attend.bias import DenseBias
+from anyformer.nn.attend.shapes import Cut, Scores, check_broadcast, check_exact, check_positions, four, placed
+
+
+class Tiles(NamedTuple):
+    """The scores cut into tiles of `rows` × `columns`, with the positions that each stretch of them spans."""
+
+    q_low: Tensor
+    """[B or 1, n, 1] int64, the first position of each stretch of queries."""
+    q_high: Tensor
+    k_low: Tensor
+    """[B or 1, 1, m] int64, the first position of each stretch of keys."""
+    k_high: Tensor
+    rows: int
+    columns: int
+
+
+class Reach(NamedTuple):
+    """What a tile may show, as bool broadcastable to [B, n, m]."""
+
+    some: Tensor
+    """False where no query of the tile sees a key of it."""
+    whole: Tensor
+    """True where every query of the tile sees every key of it."""
 
 
 class Visible:
@@ -24,29 +49,22 @@ class Visible:
     def mask(self, n_queries: int, n_keys: int, device: torch.device | str = "cpu") -> Tensor:
         """Writes the description out as bool [B or 1, H or 1, T, S], True where a query sees a key."""
         whole = All.of(self)
-        queries = whole.queries
-        if queries is None:
-            queries = torch.arange(n_keys - n_queries, n_keys, device=device)
-        keys = whole.keys if whole.keys is not None else torch.arange(n_keys, device=device)
-        q = queries.reshape(-1, 1, queries.shape[-1], 1)
-        k = keys.reshape(-1, 1, 1, keys.shape[-1])
-        mask = torch.ones(1, 1, n_queries, n_keys, dtype=torch.bool, device=device)
-        for term in whole.terms:
-            mask = mask & term.sees(q, k)
-        return mask
+        queries, keys = placed(whole.queries, whole.keys, n_queries, n_keys, device)
+        return whole.seen(queries[:, None, :, None], keys[:, None, None, :])
 
 
-def _check(name: str, value: Tensor, dtype: torch.dtype, shape: Sequence[int]) -> None:
-    if value.dtype != dtype or tuple(value.shape) != tuple(shape):
-        raise ValueError(f"{name} is {dtype} {list(shape)} here; got {value.dtype} {list(value.shape)}")
+def stretches(values: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """The least and the largest of each `size` values in a row: [B, N] -> two of [B, ⌈N / size⌉]."""
+    missing = -values.shape[1] % size
+    if missing:
+        values = torch.cat([values, values[:, -1:].expand(-1, missing)], 1)
+    return torch.aminmax(values.reshape(values.shape[0], -1, size), dim=-1)
 
 
-def _check_broadcast(name: str, value: Tensor, shape: tuple[int, ...]) -> None:
-    """`value` [T, S], [B, T, S] or [B, H, T, S], each size the whole one or 1."""
-    whole = (*shape[:1], *shape[2:]) if value.dim() == 3 else shape[4 - min(value.dim(), 4) :]
-    if not 2 <= value.dim() <= 4 or any(x not in (1, y) for x, y in zip(value.shape, whole, strict=True)):
-        got = f"got {list(value.shape)}"
-        raise ValueError(f"{name} is broadcast to [B, H, T, S], here {list(shape)}, from [T, S] or more; {got}")
+def tiles(queries: Tensor, keys: Tensor, rows: int, columns: int) -> Tiles:
+    """The tiles of queries at positions [B or 1, T] and keys at positions [B or 1, S]."""
+    (q_low, q_high), (k_low, k_high) = stretches(queries, rows), stretches(keys, columns)
+    return Tiles(q_low[:, :, None], q_high[:, :, None], k_low[:, None], k_high[:, None], rows, columns)
 
 
 class Term(Visible):
@@ -56,7 +74,16 @@ class Term(Visible):
         """The condition for query positions q [B|1, 1, T, 1] and key positions k [B|1, 1, 1, S], as bool."""
         raise NotImplementedError
 
-    def check(self, shape: tuple[int, int, int, int]) -> None:
+    def part(self, cut: Cut) -> "Term":
+        """The condition for a part of the scores, whose positions the caller knows."""
+        return self
+
+    def reach(self, tiles: Tiles) -> Reach:
+        """What each tile may show, from the ends of its stretches alone."""
+        device = tiles.q_low.device
+        return Reach(torch.ones((), dtype=torch.bool, device=device), torch.zeros((), dtype=torch.bool, device=device))
+
+    def check(self, shape: Scores) -> None:
         """Raises `ValueError` where the condition is not one for scores of a shape [B, H, T, S]."""
 
 
@@ -67,10 +94,14 @@ class All(Visible):
     terms: tuple[Term, ...] = ()
     queries: Tensor | None = field(default=None, compare=False)
     keys: Tensor | None = field(default=None, compare=False)
+    memo: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+    """What a backend worked out of this description and need not work out again in the next layer."""
 
     @staticmethod
     def of(*descriptions: Visible) -> "All":
-        """Every description joined into one."""
+        """Every description joined into one; one that is joined already stays itself."""
+        if len(descriptions) == 1 and isinstance(descriptions[0], All):
+            return descriptions[0]
         terms: list[Term] = []
         queries = keys = None
         for each in descriptions:
@@ -85,15 +116,32 @@ class All(Visible):
             keys = keys if each.keys is None else each.keys
         return All(tuple(terms), queries, keys)
 
-    def check(self, shape: tuple[int, int, int, int]) -> None:
+    def check(self, shape: Scores) -> None:
         """Raises `ValueError` where a term or a position is not one for scores of a shape [B, H, T, S]."""
-        b, _, t, s = shape
-        for name, positions, n in (("queries", self.queries, t), ("keys", self.keys, s)):
-            if positions is not None:
-                rows = (positions.shape[0],) if positions.dim() == 2 and positions.shape[0] in (1, b) else ()
-                _check(f"at({name}=…)", positions, torch.int64, (*rows, n))
+        check_positions(self.queries, self.keys, shape)
         for term in self.terms:
             term.check(shape)
+
+    def seen(self, q: Tensor, k: Tensor) -> Tensor:
+        """All conditions for query positions q [B|1, 1, T, 1] and key positions k [B|1, 1, 1, S], as bool."""
+        mask = torch.ones(1, 1, q.shape[2], k.shape[3], dtype=torch.bool, device=q.device)
+        for term in self.terms:
+            mask = mask & term.sees(q, k)
+        return mask
+
+    def part(self, cut: Cut) -> "All":
+        """The conditions for a part of the scores, without positions."""
+        return All(tuple(term.part(cut) for term in self.terms))
+
+    def reach(self, tiles: Tiles) -> Reach:
+        """What each tile may show: [B or 1, n, m]."""
+        shape = (1, tiles.q_low.shape[1], tiles.k_low.shape[2])
+        some = torch.ones(shape, dtype=torch.bool, device=tiles.q_low.device)
+        whole = some
+        for term in self.terms:
+            reach = term.reach(tiles)
+            some, whole = some & reach.some, whole & reach.whole
+        return Reach(some, whole)
 
 
 @dataclass(frozen=True)
@@ -103,6 +151,10 @@ class Everything(Term):
     def sees(self, q: Tensor, k: Tensor) -> Tensor:  # noqa: D102
         return torch.ones((), dtype=torch.bool, device=q.device)
 
+    def reach(self, tiles: Tiles) -> Reach:  # noqa: D102
+        yes = torch.ones((), dtype=torch.bool, device=tiles.q_low.device)
+        return Reach(yes, yes)
+
 
 @dataclass(frozen=True)
 class Causal(Term):
@@ -110,6 +162,9 @@ class Causal(Term):
 
     def sees(self, q: Tensor, k: Tensor) -> Tensor:  # noqa: D102
         return k <= q
+
+    def reach(self, tiles: Tiles) -> Reach:  # noqa: D102
+        return Reach(tiles.k_low <= tiles.q_high, tiles.k_high <= tiles.q_low)
 
 
 @dataclass(frozen=True)
@@ -131,6 +186,12 @@ class Window(Term):
         near = (q - k).abs() < self.size
         return near | (k < self.first) if self.first else near
 
+    def reach(self, tiles: Tiles) -> Reach:  # noqa: D102
+        nearest, farthest = tiles.q_low - tiles.k_high, tiles.q_high - tiles.k_low
+        some = (nearest < self.size) & (farthest > -self.size)
+        whole = (farthest < self.size) & (nearest > -self.size)
+        return Reach(some | (tiles.k_low < self.first), whole | (tiles.k_high < self.first))
+
 
 @dataclass(frozen=True)
 class Prefix(Term):
@@ -142,9 +203,41 @@ class Prefix(Term):
         length = self.length.reshape(-1, 1, 1, 1) if isinstance(self.length, Tensor) else self.length
         return (k <= q) | (k < length)
 
-    def check(self, shape: tuple[int, int, int, int]) -> None:  # noqa: D102
+    def part(self, cut: Cut) -> "Prefix":  # noqa: D102
+        return Prefix(self.length[cut.batch]) if isinstance(self.length, Tensor) else self
+
+    def reach(self, tiles: Tiles) -> Reach:  # noqa: D102
+        length = self.length.reshape(-1, 1, 1) if isinstance(self.length, Tensor) else self.length
+        causal = Causal().reach(tiles)
+        return Reach(causal.some | (tiles.k_low < length), causal.whole | (tiles.k_high < length))
+
+    def check(self, shape: Scores) -> None:  # noqa: D102
         if isinstance(self.length, Tensor):
-            _check("a prefix's length", self.length, torch.int64, shape[:1])
+            check_exact("a prefix's length", self.length, torch.int64, shape[:1])
+
+
+@dataclass(frozen=True, eq=False)
+class PrefixKeys(Term):
+    """A query sees what is causal and all marked keys, wherever they stand: `real` bool [B, S], True = marked.
+
+    With `Segments` or `Window` both must hold, so that a mark counts within its document or window alone.
+    """
+
+    real: Tensor
+
+    def sees(self, q: Tensor, k: Tensor) -> Tensor:  # noqa: D102
+        return (k <= q) | self.real[:, None, None, :]
+
+    def part(self, cut: Cut) -> "PrefixKeys":  # noqa: D102
+        return PrefixKeys(cut.of_columns(self.real))
+
+    def reach(self, tiles: Tiles) -> Reach:  # noqa: D102
+        low, high = stretches(self.real, tiles.columns)
+        causal = Causal().reach(tiles)
+        return Reach(causal.some | high[:, None], causal.whole | low[:, None])
+
+    def check(self, shape: Scores) -> None:  # noqa: D102
+        check_exact("a prefix's keys", self.real, torch.bool, (shape[0], shape[3]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,10 +251,21 @@ class Segments(Term):
         keys = self.queries if self.keys is None else self.keys
         return self.queries[:, None, :, None] == keys[:, None, None, :]
 
-    def check(self, shape: tuple[int, int, int, int]) -> None:  # noqa: D102
+    def part(self, cut: Cut) -> "Segments":  # noqa: D102
+        keys = self.queries if self.keys is None else self.keys
+        return Segments(cut.of_rows(self.queries), cut.of_columns(keys))
+
+    def reach(self, tiles: Tiles) -> Reach:  # noqa: D102
+        keys = self.queries if self.keys is None else self.keys
+        (q_low, q_high), (k_low, k_high) = stretches(self.queries, tiles.rows), stretches(keys, tiles.columns)
+        q_low, q_high, k_low, k_high = q_low[:, :, None], q_high[:, :, None], k_low[:, None], k_high[:, None]
+        one = (q_low == q_high) & (k_low == k_high) & (q_low == k_low)
+        return Reach((q_low <= k_high) & (k_low <= q_high), one)
+
+    def check(self, shape: Scores) -> None:  # noqa: D102
         b, _, t, s = shape
-        _check("segments of queries", self.queries, torch.int64, (b, t))
-        _check("segments of keys", self.queries if self.keys is None else self.keys, torch.int64, (b, s))
+        check_exact("segments of queries", self.queries, torch.int64, (b, t))
+        check_exact("segments of keys", self.queries if self.keys is None else self.keys, torch.int64, (b, s))
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,8 +277,15 @@ class Padding(Term):
     def sees(self, q: Tensor, k: Tensor) -> Tensor:  # noqa: D102
         return self.real[:, None, None, :]
 
-    def check(self, shape: tuple[int, int, int, int]) -> None:  # noqa: D102
-        _check("padding", self.real, torch.bool, (shape[0], shape[3]))
+    def part(self, cut: Cut) -> "Padding":  # noqa: D102
+        return Padding(cut.of_columns(self.real))
+
+    def reach(self, tiles: Tiles) -> Reach:  # noqa: D102
+        low, high = stretches(self.real, tiles.columns)
+        return Reach(high[:, None], low[:, None])
+
+    def check(self, shape: Scores) -> None:  # noqa: D102
+        check_exact("padding", self.real, torch.bool, (shape[0], shape[3]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,25 +303,26 @@ class Dense(Term):
             raise ValueError(f"a dense mask is [T, S], [B, T, S] or [B, H, T, S]; got {list(self.values.shape)}")
 
     def sees(self, q: Tensor, k: Tensor) -> Tensor:  # noqa: D102
-        return self.values[:, None] if self.values.dim() == 3 else self.values
+        return four(self.values)
 
-    def check(self, shape: tuple[int, int, int, int]) -> None:  # noqa: D102
-        _check_broadcast("a dense mask", self.values, shape)
+    def part(self, cut: Cut) -> "Dense":  # noqa: D102
+        return Dense(cut.of(self.values))
+
+    def check(self, shape: Scores) -> None:  # noqa: D102
+        check_broadcast("a dense mask", self.values, shape)
 
 
-@dataclass(frozen=True, eq=False)
-class DenseBias:
-    """What is added to the scores: float, broadcastable to [B, H, T, S]."""
-
-    values: Tensor
-
-    def check(self, shape: tuple[int, int, int, int]) -> None:
-        """Raises `ValueError` where the values are not floats for scores of a shape [B, H, T, S]."""
-        if not self.values.is_floating_point():
-            raise ValueError(f"a dense bias is float; got {self.values.dtype}: a mask is a Dense")
-        _check_broadcast("a dense bias", self.values, shape)
-
-    def added(self) -> Tensor:
-        """The values as [B|1, H|1, T, S]."""
-        values = self.values
-        return values[:, None] if values.dim() == 3 else values.reshape((1,) * (4 - values.dim()) + values.shape)
+__all__ = [
+    "All",
+    "Causal",
+    "Dense",
+    "DenseBias",
+    "Everything",
+    "Padding",
+    "Prefix",
+    "PrefixKeys",
+    "Segments",
+    "Term",
+    "Visible",
+    "Window",
+]

@@ -33,7 +33,7 @@ def _weights(call: Call) -> Tensor:
         scores = call.softcap * torch.tanh(scores / call.softcap)
     mask = call.visible.mask(t, s, q.device)
     if call.bias is not None:
-        bias = call.bias.added().to(wide)
+        bias = call.bias.added(t, s).to(wide)
         hidden = bias == float("-inf")
         mask = mask & ~hidden
         scores = scores + bias.masked_fill(hidden, 0.0)
