@@ -92,7 +92,7 @@ def test_ragged_rows_equal_rows_alone(kind, backend):
             tokens[row, left : left + real] = streams[row, done[row] : done[row] + real]
             padding[row, left : left + real] = True
         before = cache.lengths.clone()
-        state = [layer["k"].clone() for layer in cache.layers]
+        state = [layer["k"].clone() for layer in (shelf.buffers for shelf in cache.shelves)]
         out = model(tokens, padding=padding, cache=cache)
         assert torch.isfinite(out).all()
         for row, (left, real, _) in enumerate(layout):
@@ -100,7 +100,8 @@ def test_ragged_rows_equal_rows_alone(kind, backend):
             torch.testing.assert_close(out[row, left : left + real], want, atol=1e-5, rtol=1e-5)
             done[row] += real
             if not real:
-                assert all(torch.equal(a[row], b["k"][row]) for a, b in zip(state, cache.layers, strict=True))
+                now = [shelf.buffers["k"][row] for shelf in cache.shelves]
+                assert all(torch.equal(a[row], b) for a, b in zip(state, now, strict=True))
         assert cache.lengths.tolist() == done
         assert ((cache.lengths - before) == padding.sum(1)).all()
     assert cache.longest == max(done)
@@ -279,7 +280,7 @@ def test_gradients_with_an_empty_cache_are_those_without():
     model(tokens, cache=cache).square().sum().backward()
     for name, p in model.named_parameters():
         torch.testing.assert_close(p.grad, want[name])
-    assert not any(tensor.requires_grad for layer in cache.layers for tensor in layer.values())
+    assert not any(tensor.requires_grad for shelf in cache.shelves for tensor in shelf.buffers.values())
 
 
 @pytest.mark.parametrize("ragged", [False, True])
@@ -302,7 +303,7 @@ def test_a_cache_under_autocast(grad, ragged):
 def test_a_cache_has_the_models_dtype(dtype):
     model = made(LLAMA, dtype=dtype)
     cache = model.new_cache(batch=1, capacity=9)
-    assert {t.dtype for layer in cache.layers for t in layer.values()} == {getattr(torch, dtype)}
+    assert {t.dtype for shelf in cache.shelves for t in shelf.buffers.values()} == {getattr(torch, dtype)}
     got, _ = in_pieces(model, ids(1, 9, 19), [4, 1, 4], cache=cache)
     want = model(ids(1, 9, 19))
     assert (got - want).abs().float().mean() < 0.05 * want.abs().float().mean()

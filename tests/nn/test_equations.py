@@ -1,14 +1,15 @@
 """The model is its equations: against a second one written from them, over the whole space, and finite differences."""
 
+from unittest.mock import patch
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anyformer.nn.layers import ACTIVATIONS, NormLayer
-from anyformer.nn.position import rotate, rotation, sinusoids
-from anyformer.spec.parts import LayerNorm, RMSNorm, Rope, Sinusoidal
+from anyformer.nn.frame import Frame
+from anyformer.nn.position import rotation
 from nn.helpers import GPT, KINDS, LLAMA, PARALLEL, ids, made
 from nn.oracle import hidden, logits, read_weights
 from spec.strategies import normed_recipes
@@ -53,23 +54,8 @@ def test_gradients_are_finite_differences(recipe, backend):
             assert (above - below) / (2 * step) == pytest.approx(float(gradient[at]), abs=2e-8, rel=1e-5), name
 
 
-def test_the_two_rotary_layouts_by_number():
-    """B60: x = [1, 2, 3, 4] at position 1, base 10,000."""
-    x = torch.tensor([1.0, 2.0, 3.0, 4.0]).reshape(1, 1, 1, 4)
-    at = torch.tensor([[1]])
-
-    def turn(values, layout):
-        return rotate(values, rotation(Rope(layout=layout), 4, at, values.dtype), layout).flatten()
-
-    half, interleaved = turn(x, "half"), turn(x, "interleaved")
-    torch.testing.assert_close(half, torch.tensor([-1.984111, 1.959901, 2.462378, 4.019800]), atol=1e-6, rtol=0)
-    torch.testing.assert_close(interleaved, torch.tensor([-1.142640, 1.922076, 2.959851, 4.029800]), atol=1e-6, rtol=0)
-    permutation = [0, 2, 1, 3]
-    torch.testing.assert_close(turn(x[..., permutation], "interleaved"), half[permutation])
-
-
 def test_interleaved_weights_permuted_are_half_weights():
-    """B60: a checkpoint in one layout, its query and key rows permuted, is the same model in the other."""
+    """A checkpoint in one layout, its query and key rows permuted, is the same model in the other."""
     recipe = {**LLAMA, "attention": {**LLAMA["attention"], "qk_norm": False, "qkv_bias": True, "d_head": 8}}
     half = made(recipe, dtype="float64")
     recipe["attention"] = {**recipe["attention"], "position": {"kind": "rope", "layout": "interleaved"}}
@@ -87,39 +73,8 @@ def test_interleaved_weights_permuted_are_half_weights():
     assert (half_again(tokens) - half(tokens)).abs().max() > 1e-2
 
 
-@pytest.mark.parametrize("layout", ["half", "interleaved"])
-def test_partial_rotation_changes_only_the_first_channels(layout):
-    """B60."""
-    x = torch.randn(1, 3, 2, 10)
-    rope = Rope(fraction=0.4, layout=layout)
-    turned = rotate(x, rotation(rope, 10, torch.arange(3)[None], x.dtype), layout)
-    assert torch.equal(turned[..., 4:], x[..., 4:])
-    assert torch.equal(turned[:, 0], x[:, 0])
-    assert (turned[:, 1:, :, :4] - x[:, 1:, :, :4]).abs().min() > 0
-    alone = rotate(x[..., :4], rotation(Rope(layout=layout), 4, torch.arange(3)[None], x.dtype), layout)
-    assert torch.equal(turned[..., :4], alone)
-
-
-def test_gelu_variants_by_number():
-    """B61."""
-    x = torch.tensor([3.0, -1.0], dtype=torch.float64)
-    exact = torch.tensor([2.9959503, -0.1586553], dtype=torch.float64)
-    tanh = torch.tensor([2.9963626, -0.1588080], dtype=torch.float64)
-    torch.testing.assert_close(ACTIVATIONS["gelu"](x), exact, atol=1e-7, rtol=0)
-    torch.testing.assert_close(ACTIVATIONS["gelu_tanh"](x), tanh, atol=1e-7, rtol=0)
-    torch.testing.assert_close(ACTIVATIONS["relu2"](x), torch.tensor([9.0, 0.0], dtype=torch.float64))
-
-
-@pytest.mark.parametrize(("eps", "value"), [(1e-5, 0.301511), (1e-6, 0.707107), (1e-12, 1.0)])
-def test_the_epsilon_of_a_norm_is_its_own(eps, value):
-    """B61: x = [.001, −.001]; LayerNorm and RMSNorm agree, since the mean is zero."""
-    x = torch.tensor([[0.001, -0.001]])
-    for spec in (LayerNorm(eps=eps, weight=False, bias=False), RMSNorm(eps=eps, weight=False)):
-        torch.testing.assert_close(NormLayer(spec, 2)(x), torch.tensor([[value, -value]]), atol=1e-6, rtol=0)
-
-
 def test_head_width_is_free_of_the_models():
-    """B52: width 80, heads 4, kv 2, head width 32: q 128×80, out 80×128, 16 pairs, scale 1/√32."""
+    """Width 80, heads 4, kv 2, head width 32: q 128×80, out 80×128, 16 pairs, scale 1/√32."""
     recipe = {
         "vocab_size": 11,
         "d_model": 80,
@@ -142,62 +97,23 @@ def test_head_width_is_free_of_the_models():
     )
 
 
-TABLES = [Rope(layout="half"), Rope(layout="interleaved"), Sinusoidal(), Sinusoidal(layout="halves")]
-
-
-def table(spec, positions, dtype):
-    """What a model of `dtype` uses at `positions`, as [T, width] of cosines then sines in float64."""
-    if isinstance(spec, Sinusoidal):
-        values = sinusoids(spec, 32, positions[None], dtype)[0]
-        values = values[:, [*range(1, 32, 2), *range(0, 32, 2)]] if spec.layout == "interleaved" else values.roll(16, 1)
-        return values.double()
-    cos, sin = (x[0, :, 0] for x in rotation(spec, 32, positions[None], dtype))
-    if spec.layout == "half":
-        return torch.cat([cos[:, :16], sin[:, 16:]], 1).double()
-    return torch.cat([cos[:, ::2], sin[:, 1::2]], 1).double()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("spec", TABLES, ids=lambda s: f"{s.kind}-{s.layout}")
-def test_position_tables_are_exact_whatever_the_models_dtype(spec, dtype):
-    """B22: to position 8191; a sinusoid is rounded once, when it is added."""
-    positions = torch.arange(8192)
-    angles = positions[:, None].double() * 10000.0 ** (-torch.arange(16).double() / 16)
-    exact = torch.cat([angles.cos(), angles.sin()], 1)
-    assert (table(spec, positions, dtype) - exact).abs().max() < 4e-3
-    if isinstance(spec, Rope):
-        assert (table(spec, positions, dtype) - exact).abs().max() < 6e-4
-        one, two = table(spec, torch.tensor([256, 257]), dtype)
-        assert (one - two).abs().max() > 0.1
-
-
-def test_a_known_angle():
-    """B22: width 32, base 10,000, pair 1, position 1857: angle 1044.2678, cosine 0.306693."""
-    cos, _ = rotation(Rope(), 32, torch.tensor([[1857]]), torch.bfloat16)
-    assert float(cos[0, 0, 0, 1]) == pytest.approx(0.306693, abs=2e-4)
-
-
 def used_rotation(model, tokens, **context):
     """The rotary tables in force in a call."""
     seen = []
-    attention = model.layers()[0].attention
-    placed = attention._placed
+    made = Frame.rotation
 
-    def spy(q, k, frame):
-        seen.append(frame.rotation(attention.spec.position, attention.spec.d_head, q.dtype))
-        return placed(q, k, frame)
+    def spy(frame, *options):
+        seen.append(made(frame, *options))
+        return seen[-1]
 
-    attention._placed = spy
-    try:
+    with patch.object(Frame, "rotation", spy):
         model(tokens, **context)
-    finally:
-        del attention._placed
     return seen[0]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_no_cast_reaches_the_rotation(dtype):
-    """B22: cast, built on meta then cast, under autocast, cast down then up: the same tables, in float32."""
+    """Cast, built on meta then cast, under autocast, cast down then up: the same tables, in float32."""
     tokens = ids(1, 300, 19)
     recipe = {**LLAMA, "max_positions": None, "n_layers": 1}
     del recipe["max_positions"]
@@ -241,16 +157,3 @@ def test_autocast_is_near_and_trains():
     assert (got.float() - model(tokens)).abs().mean() < 0.05 * model(tokens).abs().mean()
     got.float().logsumexp(-1).sum().backward()
     assert all(torch.isfinite(p.grad).all() for p in model.parameters())
-
-
-def test_norm_statistics_are_float32_in_half_precision():
-    """Squares of 300 overflow float16; the statistics do not."""
-    x = torch.full((1, 64), 300.0, dtype=torch.float16)
-    x[0, 0] = -300.0
-    for spec in (RMSNorm(), LayerNorm()):
-        layer = NormLayer(spec, 64).half()
-        torch.nn.init.ones_(layer.weight)
-        if layer.bias is not None:
-            torch.nn.init.zeros_(layer.bias)
-        assert torch.isfinite(layer(x)).all()
-        assert (layer(x).float() - layer.float()(x.float())).abs().max() < 1e-2

@@ -63,7 +63,7 @@ def test_torch_func_differentiates_a_whole_model():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("backend", list(BACKENDS))
 def test_autocast_changes_neither_softmax_precision_nor_what_works(backend, dtype):
-    """B22, B28: the reference keeps its own precision; pattern taps, soft-caps and sinks work under autocast."""
+    """The reference keeps its own precision; pattern taps, soft-caps and sinks work under autocast."""
     model = made(LLAMA).use_backend(backend)
     tokens = ids(2, 6, 19)
     tap = af.Tap(record=["blocks.*.pattern"])
@@ -80,7 +80,7 @@ def test_autocast_changes_neither_softmax_precision_nor_what_works(backend, dtyp
 
 @pytest.mark.parametrize("backend", list(BACKENDS))
 def test_a_bias_of_minus_infinity_hides_like_a_mask(backend):
-    """B10: a row whose every visible key is at −inf is zero, with finite gradients."""
+    """A row whose every visible key is at −inf is zero, with finite gradients."""
     q, k, v = (torch.randn(1, 4, 2, 8, requires_grad=True) for _ in range(3))
     bias = torch.zeros(4, 4)
     bias[1] = float("-inf")

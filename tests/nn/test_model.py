@@ -62,6 +62,10 @@ def test_a_model_without_a_head():
         ({"embeddings": torch.zeros(2, 20)}, r"got torch.float32 \[2, 20\]"),
         ({"embeddings": torch.zeros(1, 2, 20, dtype=torch.int64)}, "floating-point numbers .* got torch.int64"),
         ({"embeddings": torch.zeros(1, 0, 20)}, r"got torch.float32 \[1, 0, 20\]"),
+        (
+            {"embeddings": torch.zeros(1, 2, 20, dtype=torch.float64)},
+            r"embeddings should be torch.float32 like the model; got torch.float64: embeddings.to\(torch.float32\)",
+        ),
     ],
 )
 def test_input_that_cannot_be_is_refused(arguments, said):
@@ -93,7 +97,7 @@ def test_backends_are_named():
     model = made(LLAMA)
     assert model.use_backend("reference") is model
     assert {block.attention.backend for block in model.layers()} == {"reference"}
-    with pytest.raises(ValueError, match="unknown backend 'flash'; known: auto, reference, fused"):
+    with pytest.raises(ValueError, match="unknown backend 'flash'; known: auto, reference, tiled, fused, flex"):
         model.use_backend("flash")
 
 
@@ -294,7 +298,7 @@ def test_built_on_meta_then_filled():
     assert all(p.is_meta for p in meta.parameters())
     assert not list(meta.buffers())
     meta.to_empty(device="cpu")
-    initialise(meta, spec.decoder.n_layers, seed=0, init="scaled")
+    initialise(meta, {"": spec.decoder.n_layers}, seed=0, init="scaled")
     tokens = ids(1, 5, 19)
     assert torch.equal(meta(tokens), build(spec)(tokens))
     big = {**LLAMA, "d_model": 8192, "n_layers": 80, "vocab_size": 128256, "ffn": {"kind": "swiglu", "d_ff": 28672}}
@@ -324,7 +328,7 @@ def test_a_parameter_without_a_role_is_refused():
     model = Model(expand(LLAMA))
     model.decoder.extra = nn.Linear(2, 2)
     with pytest.raises(TypeError, match=r"Linear at 'decoder.extra' gives no role to its parameter 'weight'"):
-        initialise(model, 3, seed=0, init="gpt2")
+        initialise(model, {"": 3}, seed=0, init="gpt2")
 
 
 @settings(max_examples=20)

@@ -41,14 +41,23 @@ def relu2(x: Tensor) -> Tensor:
     return squared
 
 
+def quick_gelu(x: Tensor) -> Tensor:
+    """x · σ(1.702·x) (Hendrycks & Gimpel 2016, section 2)."""
+    return x * torch.sigmoid(1.702 * x)
+
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "silu": F.silu,
     "relu2": relu2,
+    "quick_gelu": quick_gelu,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "identity": lambda x: x,
 }
-"""relu2 is ReLU² (So et al. 2021); gelu is exact, gelu_tanh its approximation (Hendrycks & Gimpel 2016)."""
+"""relu2 is ReLU² (So et al. 2021); gelu is exact, gelu_tanh and quick_gelu approximate it (Hendrycks & Gimpel 2016)."""
 
 
 class Linear(nn.Linear):
@@ -63,29 +72,53 @@ class Linear(nn.Linear):
 
 
 class NormLayer(nn.Module):
-    """LayerNorm or RMSNorm over the last dimension, with statistics in at least float32."""
+    """LayerNorm or RMSNorm over the last dimension, with statistics in at least float32.
 
-    def __init__(self, spec: LayerNorm | RMSNorm, width: int) -> None:
+    Args:
+        spec: the kind and its numbers.
+        width: the size of the last dimension.
+        heads: with it the input is [..., heads, width] and each head has a weight (and a bias) of its own.
+
+    `starts` holds what initialisation fills each parameter with: a weight that is added to an offset of 1 begins at 0.
+    """
+
+    def __init__(self, spec: LayerNorm | RMSNorm, width: int, heads: int | None = None) -> None:
         super().__init__()
         self.roles: dict[str, Role] = {"weight": "norm", "bias": "bias"}
-        self.width, self.eps, self.centred = width, spec.eps, isinstance(spec, LayerNorm)
-        self.weight = nn.Parameter(torch.empty(width)) if spec.weight else None
-        self.bias = nn.Parameter(torch.empty(width)) if isinstance(spec, LayerNorm) and spec.bias else None
+        self.starts = {"weight": 1.0 - spec.offset, "bias": 0.0}
+        self.width, self.heads, self.eps = width, heads, spec.eps
+        self.centred, self.offset = isinstance(spec, LayerNorm), spec.offset
+        shape = (width,) if heads is None else (heads, width)
+        self.weight = nn.Parameter(torch.empty(shape)) if spec.weight else None
+        self.bias = nn.Parameter(torch.empty(shape)) if spec.bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """[…, width] -> the same."""
         wide = exact(x.dtype)
         weight = None if self.weight is None else self.weight.to(wide)
+        bias = None if self.bias is None else self.bias.to(wide)
+        if weight is not None and self.offset:
+            weight = weight + self.offset
+        if self.heads is None:
+            return self._normed(x.to(wide), weight, bias).to(x.dtype)
+        # The kernels take one weight for all rows, so those of heads come after.
+        normed = self._normed(x.to(wide), None, None)
+        normed = normed if weight is None else normed * weight
+        return (normed if bias is None else normed + bias).to(x.dtype)
+
+    def _normed(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         if self.centred:
-            bias = None if self.bias is None else self.bias.to(wide)
-            return F.layer_norm(x.to(wide), (self.width,), weight, bias, self.eps).to(x.dtype)
-        return rms_norm(x.to(wide), weight, self.eps).to(x.dtype)
+            return F.layer_norm(x, (self.width,), weight, bias, self.eps)
+        normed = rms_norm(x, weight, self.eps)
+        return normed if bias is None else normed + bias
 
     def extra_repr(self) -> str:
         """The kind and its numbers."""
-        return f"{'layer' if self.centred else 'rms'}, {self.width}, eps={self.eps}"
+        kind = "layer" if self.centred else "rms"
+        heads = "" if self.heads is None else f"{self.heads} heads of "
+        return f"{kind}, {heads}{self.width}, eps={self.eps}" + (", offset=1" if self.offset else "")
 
 
-def norm_layer(spec: Norm, width: int) -> nn.Module:
-    """The module of a norm; the identity for none."""
-    return nn.Identity() if isinstance(spec, NoNorm) else NormLayer(spec, width)
+def norm_layer(spec: Norm, width: int, heads: int | None = None) -> nn.Module:
+    """The module of a norm, with weights of its own for each head where `heads` is given; the identity for none."""
+    return nn.Identity() if isinstance(spec, NoNorm) else NormLayer(spec, width, heads)

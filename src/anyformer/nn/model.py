@@ -1,85 +1,96 @@
-"""The one model: embedding, blocks, final norm, head, as its specification says."""
+"""The one model: stacks, head and pooler, as its specification says."""
 
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from anyformer.nn.attend import BACKENDS, Backend, choose
-from anyformer.nn.attend.call import checked
-from anyformer.nn.attend.masks import Causal
+from anyformer.nn.attend import BACKENDS, Backend
 from anyformer.nn.block import Block
-from anyformer.nn.cache import StaticCache
-from anyformer.nn.embed import EmbedLayer, HeadLayer
-from anyformer.nn.frame import Frame
+from anyformer.nn.cache import Cache
+from anyformer.nn.explain import Choice, choices
+from anyformer.nn.frame import Frame, Memory
+from anyformer.nn.heads import LabelHeadLayer, LanguageHeadLayer, PoolerLayer, pooled
 from anyformer.nn.init import Init, initialise
-from anyformer.nn.layers import norm_layer
-from anyformer.nn.tap import Finite, Tap, Under, see
-from anyformer.spec.parts import BlockSpec, ModelSpec, StackSpec
+from anyformer.nn.moe import Routing
+from anyformer.nn.stack import Stack
+from anyformer.nn.tap import Finite, Tap, see
+from anyformer.spec.attention import Prefix
+from anyformer.spec.parts import BlockSpec, LanguageHead, ModelSpec, SequenceHead
 
 
-class Choice(NamedTuple):
-    """A layer's attention backend and the reason for it."""
+class Inputs(TypedDict, total=False):
+    """The arguments of a call beside its tokens; `Model.forward` says what each is."""
 
-    layer: str
-    backend: str
-    why: str
+    embeddings: Tensor | None
+    padding: Tensor | None
+    segments: Tensor | None
+    positions: Tensor | None
+    types: Tensor | None
+    prefix: Tensor | None
+    cache: Cache | None
+    source: Tensor | None
+    source_padding: Tensor | None
+    source_segments: Tensor | None
+    memory: Tensor | None
+    routing: Routing | None
+    tap: Tap | None
 
 
-class Stack(nn.Module):
-    """Embedding, blocks and final norm."""
+class _Run(NamedTuple):
+    """What the last stack gave, and the frame it gave it in."""
 
-    def __init__(self, spec: StackSpec, vocab_size: int) -> None:
-        super().__init__()
-        self.embed = EmbedLayer(spec, vocab_size)
-        self.blocks = nn.ModuleList(Block(block, spec.d_model) for block in spec.blocks)
-        self.final_norm = norm_layer(spec.final_norm, spec.d_model)
-
-    def forward(self, x: Tensor, frame: Frame, tap: Tap | None) -> Tensor:
-        """Token vectors [B, T, C] -> hidden states [B, T, C]."""
-        x = see(tap, "embed", self.embed(x, frame.positions))
-        for index, block in enumerate(self.blocks):
-            x = block(x, frame, index, None if tap is None else Under(tap, f"blocks.{index}."))
-        return see(tap, "final_norm", self.final_norm(x))
+    hidden: Tensor
+    frame: Frame
+    tap: Tap | None
 
 
 class Model(nn.Module):
-    """A decoder-only Transformer. Call it with tokens int64 [B, T] for logits [B, T, V]."""
+    """A Transformer: a decoder, an encoder, or both. Call it with tokens int64 [B, T]."""
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
         self.spec = spec
-        self.decoder = Stack(spec.decoder, spec.vocab_size)
-        tied = "head" in spec.ties
-        self.head = (
-            None if spec.head is None else HeadLayer(spec.head, spec.decoder.d_model, spec.vocab_size, tied=tied)
-        )
+        both = spec.encoder is not None and spec.decoder is not None
+        if spec.encoder is not None:
+            self.encoder = Stack(spec.encoder, spec.vocab_size, prefix="encoder." if both else "")
+        if spec.decoder is not None:
+            tied = {"encoder.embed", "decoder.embed"} <= spec.ties
+            width = None if spec.encoder is None else spec.encoder.d_model
+            self.decoder = Stack(spec.decoder, spec.vocab_size, tied=tied, d_source=width)
+        c, head = spec.last.d_model, spec.head
+        self.pooler = None if spec.pooler is None else PoolerLayer(spec.pooler, c)
+        self.head: LanguageHeadLayer | LabelHeadLayer | None = None
+        if isinstance(head, LanguageHead):
+            self.head = LanguageHeadLayer(head, c, spec.vocab_size, tied="head" in spec.ties)
+        elif head is not None:
+            self.head = LabelHeadLayer(head, c)
 
-    def forward(
-        self,
-        tokens: Tensor | None = None,
-        *,
-        embeddings: Tensor | None = None,
-        padding: Tensor | None = None,
-        segments: Tensor | None = None,
-        positions: Tensor | None = None,
-        cache: StaticCache | None = None,
-        last_only: bool = False,
-        tap: Tap | None = None,
-    ) -> Tensor:
-        """Logits [B, T, V].
+    def forward(self, tokens: Tensor | None = None, *, last_only: bool = False, **inputs: Unpack[Inputs]) -> Tensor:
+        """Logits [B, T, V] of a language head; [B, n_labels], [B, T, n_labels] or [B, T, 2] of the others.
 
         Args:
-            tokens: int64 [B, T].
-            embeddings: [B, T, C] instead of tokens.
-            padding: bool [B, T], True = real, padded on either side.
-            segments: int64 [B, T], documents packed into rows: a token sees its own document, and positions start
-                again in each.
-            positions: int64 [T] or [B, T] for the position encodings; what a token sees follows the order of the row.
-            cache: attends over what it stores and the new tokens, then stores these and advances. A row that is all
-                padding stays as it was. What it stores is detached: gradients reach the tokens of this call alone.
-            last_only: the head at each row's last real position alone, [B, 1, V].
-            tap: looks at or edits named activations; a name that meets no site is refused.
+            tokens: int64 [B, T]; those of the decoder where there are two stacks.
+            last_only: a language head at each row's last real position alone, [B, 1, V].
+            inputs:
+                embeddings: [B, T, C] instead of tokens (of the embedding's own width where it is factorised).
+                padding: bool [B, T], True = real, padded on either side.
+                segments: int64 [B, T], documents packed into rows: a token sees its own document, and positions start
+                    again in each.
+                positions: int64 [T] or [B, T] for the position encodings; what a token sees follows the order of the
+                    row.
+                types: int64 [B, T], token types; zeros where left out.
+                prefix: for prefix masks, int64 [B], the first so many real tokens of each row are seen by all of it;
+                    or bool [B, T], True = prefix. Nothing where left out.
+                cache: attends over what it stores and the new tokens, then stores these and advances. A row that is
+                    all padding stays as it was. What it stores is detached: gradients reach the tokens of this call
+                    alone.
+                source: int64 [B, S], the encoder's tokens; with a cache the first call alone takes it.
+                source_padding: bool [B, S], True = real.
+                source_segments: int64 [B, S], the document of each source token, where `segments` packs the target.
+                memory: [B, S, C of the encoder], what `encode` gave, instead of source.
+                routing: collects the loads and losses of mixtures of experts.
+                tap: looks at or edits named activations; a name that meets no site is refused.
 
         Raises:
             ValueError: the model has no head; arguments that do not go together; ids outside the vocabulary; positions
@@ -87,14 +98,36 @@ class Model(nn.Module):
         """
         if self.head is None:
             raise ValueError("this model has no head; model.hidden(…) gives its hidden states")
-        hidden, frame = self._run(tokens, embeddings, padding, segments, positions, cache, tap)
-        if last_only:
-            hidden = _last(hidden, padding)
-        logits = see(tap, "logits", self.head(hidden, self.decoder.embed.token.weight))
+        if last_only and not isinstance(self.head, LanguageHeadLayer):
+            raise ValueError("last_only is for a language head; this model's head scores labels")
+        hidden, frame, tap = self._run(tokens, **inputs)
+        if isinstance(self.head, LanguageHeadLayer):
+            if last_only:
+                hidden = pooled(hidden, frame.real, "last")[:, None]
+            logits = self.head(hidden, self._head_table())
+        else:
+            if isinstance(self.spec.head, SequenceHead):
+                hidden = self._vector(hidden, frame.real, self.spec.head.pool)
+            logits = self.head(hidden)
+        logits = see(tap, "logits", logits)
         _finish(frame, tap)
         return logits
 
-    def hidden(
+    def hidden(self, tokens: Tensor | None = None, **inputs: Unpack[Inputs]) -> Tensor:
+        """Hidden states [B, T, C] after the final norm, before any head transform. Arguments as in a call."""
+        hidden, frame, tap = self._run(tokens, **inputs)
+        _finish(frame, tap)
+        return hidden
+
+    def pooled(self, tokens: Tensor | None = None, **inputs: Unpack[Inputs]) -> Tensor:
+        """The pooler's vector of each row, [B, C]. Arguments as in a call. Raises `ValueError` without a pooler."""
+        if self.pooler is None:
+            raise ValueError("this model has no pooler; pooler = true in a recipe gives it one")
+        hidden, frame, tap = self._run(tokens, **inputs)
+        _finish(frame, tap)
+        return self._vector(hidden, frame.real, "pooler")
+
+    def encode(
         self,
         tokens: Tensor | None = None,
         *,
@@ -102,76 +135,206 @@ class Model(nn.Module):
         padding: Tensor | None = None,
         segments: Tensor | None = None,
         positions: Tensor | None = None,
-        cache: StaticCache | None = None,
+        types: Tensor | None = None,
+        routing: Routing | None = None,
         tap: Tap | None = None,
     ) -> Tensor:
-        """Hidden states [B, T, C] after the final norm. Arguments as in a call."""
-        hidden, frame = self._run(tokens, embeddings, padding, segments, positions, cache, tap)
-        _finish(frame, tap)
-        return hidden
+        """The encoder's output [B, S, C] for tokens int64 [B, S]. Raises `ValueError` for a model without encoder."""
+        stack = self.spec.encoder
+        if stack is None:
+            raise ValueError("this model has no encoder; model.hidden(…) gives the decoder's hidden states")
+        x = self._embedded("encoder", tokens, embeddings)
+        _check_types(types, x)
+        frame = Frame.of(x, padding=padding, segments=segments, positions=positions, routing=routing)
+        states: Tensor = self.encoder(x, frame, types, tap)
+        if tap is not None and self.spec.decoder is None:
+            tap.check()
+        return states
 
     def _run(
         self,
         tokens: Tensor | None,
-        embeddings: Tensor | None,
+        *,
+        embeddings: Tensor | None = None,
+        padding: Tensor | None = None,
+        segments: Tensor | None = None,
+        positions: Tensor | None = None,
+        types: Tensor | None = None,
+        prefix: Tensor | None = None,
+        cache: Cache | None = None,
+        source: Tensor | None = None,
+        source_padding: Tensor | None = None,
+        source_segments: Tensor | None = None,
+        memory: Tensor | None = None,
+        routing: Routing | None = None,
+        tap: Tap | None = None,
+    ) -> _Run:
+        """Hidden states of the last stack."""
+        name, stack = list(self.spec.stacks.items())[-1]
+        x = self._embedded(name, tokens, embeddings)
+        _check_types(types, x)
+        if cache is not None and name == "encoder":
+            raise ValueError("an encoder sees whole sequences and keeps no cache")
+        if prefix is not None and not any(isinstance(b.attention.mask, Prefix) for b in stack.blocks):
+            raise ValueError('prefix is for layers with mask = "prefix", and this model has none')
+        given = (source, source_padding, source_segments, memory)
+        remembered = self._memory(*given, x, segments, cache, routing, tap)
+        frame = Frame.of(
+            x,
+            padding=padding,
+            segments=segments,
+            positions=positions,
+            prefix=prefix,
+            cache=cache,
+            memory=remembered,
+            routing=routing,
+        )
+        hidden = (self.encoder if name == "encoder" else self.decoder)(x, frame, types, tap)
+        return _Run(hidden, frame, tap)
+
+    def _memory(
+        self,
+        source: Tensor | None,
         padding: Tensor | None,
         segments: Tensor | None,
-        positions: Tensor | None,
-        cache: StaticCache | None,
+        memory: Tensor | None,
+        x: Tensor,
+        target_segments: Tensor | None,
+        cache: Cache | None,
+        routing: Routing | None,
         tap: Tap | None,
-    ) -> tuple[Tensor, Frame]:
-        x = self._embedded(tokens, embeddings)
-        frame = Frame.of(x, padding=padding, segments=segments, positions=positions, cache=cache)
-        return self.decoder(x, frame, tap), frame
+    ) -> Memory | None:
+        """The source as the decoder reads it: encoded now, given, or kept by the cache."""
+        given = any(value is not None for value in (source, padding, segments, memory))
+        if self.spec.encoder is None or self.spec.decoder is None:
+            if given:
+                raise ValueError("source is for a model with an encoder and a decoder, and this one has one stack")
+            return None
+        if cache is not None and cache.has_source:
+            if given:
+                raise ValueError("the cache keeps the source of its first call; cache.reset() makes room for another")
+            return Memory(None, cache.source_real)
+        if (source is None) == (memory is None):
+            raise ValueError("give source (tokens) or memory (what model.encode gave), one of them")
+        if (segments is None) != (target_segments is None):
+            raise ValueError("packed documents need both segments and source_segments")
+        self._check_source(x, source, padding, segments, memory)
+        if source is not None:
+            memory = self.encode(source, padding=padding, segments=segments, routing=routing, tap=tap)
+        if cache is not None:
+            cache.source_real = padding
+        return Memory(memory, padding, segments)
 
-    def _embedded(self, tokens: Tensor | None, embeddings: Tensor | None) -> Tensor:
+    def _check_source(
+        self, x: Tensor, source: Tensor | None, padding: Tensor | None, segments: Tensor | None, memory: Tensor | None
+    ) -> None:
+        """Raises `ValueError` for a source, or an encoder's output in its place, that is not one for the target x."""
+        assert self.spec.encoder is not None
+        b, c = x.shape[0], self.spec.encoder.d_model
+        if memory is not None:
+            given, fits = memory, memory.dim() == 3 and memory.shape[0] == b and memory.shape[2] == c
+        else:
+            assert source is not None
+            given, fits = source, source.dim() == 2 and source.shape[0] == b
+        if not fits:
+            raise ValueError(f"the source is [{b}, S] or memory [{b}, S, {c}]; got {list(given.shape)}")
+        if memory is not None:
+            _check_floats("memory", memory, self.token_table("encoder"))
+        shape = list(given.shape[:2])
+        for name, value, dtype in (("source_padding", padding, torch.bool), ("source_segments", segments, torch.int64)):
+            if value is not None and (value.dtype != dtype or list(value.shape) != shape):
+                raise ValueError(f"{name} is {dtype} {shape} like the source; got {value.dtype} {list(value.shape)}")
+
+    def token_table(self, stack: str) -> Tensor:
+        """The token table [V, E] that a stack reads, its own or the one that it is tied to."""
+        own = (self.encoder if stack == "encoder" else self.decoder).embed.token
+        if own is None:
+            own = self.encoder.embed.token
+        assert own is not None
+        return own.weight
+
+    def _head_table(self) -> Tensor | None:
+        """The table that a tied head reads."""
+        ties = self.spec.ties
+        if "head" not in ties:
+            return None
+        return self.token_table("encoder" if "encoder.embed" in ties else "decoder")
+
+    def _vector(self, hidden: Tensor, padding: Tensor | None, how: str) -> Tensor:
+        if how != "pooler":
+            return pooled(hidden, padding, how)
+        assert self.pooler is not None
+        vector: Tensor = self.pooler(pooled(hidden, padding, "first"))
+        return vector
+
+    def _embedded(self, name: str, tokens: Tensor | None, embeddings: Tensor | None) -> Tensor:
         if (tokens is None) == (embeddings is None):
             raise ValueError("give tokens or embeddings, one of them")
+        stack = self.encoder if name == "encoder" else self.decoder
         if tokens is not None:
             if tokens.dim() != 2 or tokens.dtype not in (torch.int64, torch.int32) or not tokens.numel():
                 got = f"{tokens.dtype} {list(tokens.shape)}"
                 raise ValueError(f"tokens are int64 [B, T] with B and T at least 1; got {got}")
-            return self.decoder.embed.lookup(tokens)
+            return stack.embed.lookup(tokens, self.token_table(name))
         assert embeddings is not None
-        c = self.spec.decoder.d_model
+        c = stack.spec.d_embed
         fits = embeddings.dim() == 3 and embeddings.shape[-1] == c and embeddings.numel()
         if not fits or not embeddings.is_floating_point():
             got = f"{embeddings.dtype} {list(embeddings.shape)}"
             raise ValueError(f"embeddings are floating-point numbers [B, T, {c}]; got {got}")
+        _check_floats("embeddings", embeddings, self.token_table(name))
         return embeddings
 
-    def new_cache(self, batch: int, capacity: int, kind: str = "static") -> StaticCache:
+    def new_cache(self, batch: int, capacity: int, kind: str = "static") -> Cache:
         """An empty cache for `batch` rows of up to `capacity` tokens, in the model's dtype and on its device.
 
+        Args:
+            batch: rows.
+            capacity: tokens a row.
+            kind: "static", or "ring": a layer with a window keeps only that (and its sinks). Latent attention keeps its
+                latents, and a model with an encoder the source's keys and values, in either kind.
+
         Raises:
-            ValueError: an unknown kind.
+            ValueError: an unknown kind; a model without a decoder.
         """
-        if kind != "static":
-            raise ValueError(f"unknown kind of cache {kind!r}; known: static")
-        weight = self.decoder.embed.token.weight
-        layout = [block.attention.stores() for block in self.layers()]
-        return StaticCache(layout, batch, capacity, dtype=weight.dtype, device=weight.device)
+        if kind not in ("static", "ring"):
+            raise ValueError(f"unknown kind of cache {kind!r}; known: static, ring")
+        if self.spec.decoder is None:
+            raise ValueError("an encoder sees whole sequences and keeps no cache")
+        weight = self.token_table("decoder")
+        return Cache(
+            self.decoder.layouts(kind),
+            batch,
+            capacity,
+            dtype=weight.dtype,
+            device=weight.device,
+            positions=self.decoder.needs_positions,
+            reads_source=self.spec.encoder is not None,
+        )
 
     def layers(self) -> list[Block]:
-        """The blocks, first to last."""
-        return [cast(Block, block) for block in self.decoder.blocks]
+        """The block of every layer, the encoder's first; a shared one appears for each layer that uses it."""
+        stacks = [self.encoder if name == "encoder" else self.decoder for name in self.spec.stacks]
+        return [block for stack in stacks for block in stack.layers()]
 
     def use_backend(self, backend: Backend) -> "Model":
         """Makes every layer compute attention by the named backend ("auto" chooses). Returns the model."""
         if backend != "auto" and backend not in BACKENDS:
             raise ValueError(f"unknown backend {backend!r}; known: auto, {', '.join(BACKENDS)}")
         for block in self.layers():
-            block.attention.backend = backend
+            for attention in (block.attention, block.cross):
+                if attention is not None:
+                    attention.backend = backend
         return self
 
     @torch.no_grad()
     def trace_nonfinite(self, tokens: Tensor | None = None, **arguments: Any) -> str | None:
         """The first activation site that is not finite in a call with these arguments, or None.
 
-        Parameters are looked at first: a broken one is named as `parameter NAME`.
+        Parameters and buffers are looked at first: a broken one is named as `parameter NAME`.
         """
-        for name, parameter in self.named_parameters():
-            if not bool(torch.isfinite(parameter).all()):
+        for name, value in [*self.named_parameters(), *self.named_buffers()]:
+            if not bool(torch.isfinite(value).all()):
                 return f"parameter {name}"
         tap = Finite()
         run = self.hidden if self.head is None else self
@@ -185,25 +348,32 @@ class Model(nn.Module):
 
         Args:
             batch: rows.
-            context: new tokens a row; the model's context, or 1,024, where None.
+            context: new tokens a row (of the source too); the model's context, or 1,024, where None.
             cached: tokens that a cache holds already.
             training: whether gradients are wanted.
         """
-        t = context or self.spec.decoder.max_positions or 1024
         found: list[Choice] = []
-        for index, block in enumerate(self.layers()):
-            spec = block.attention.spec
-            shapes = (
-                (batch, t, spec.n_heads, spec.d_head),
-                (batch, cached + t, spec.n_kv_heads, spec.d_head),
-                (batch, cached + t, spec.n_kv_heads, spec.d_value),
-            )
-            q, k, v = (torch.empty(shape, device="meta", requires_grad=training) for shape in shapes)
-            call = checked(q, k, v, Causal(), None, None, None, None, spec.dropout if training else 0.0)
-            asked = block.attention.backend
-            name, why = choose(call) if asked == "auto" else (asked, "asked for")
-            found.append(Choice(f"blocks.{index}", name, why))
+        for name, stack in self.spec.stacks.items():
+            module = self.encoder if name == "encoder" else self.decoder
+            t = context or stack.max_positions or 1024
+            stored = 0 if name == "encoder" else cached
+            source = 0 if self.spec.encoder is None else context or self.spec.encoder.max_positions or 1024
+            found += choices(name, module.layers(), batch, t, stored, source, training=training)
         return found
+
+
+def _check_floats(name: str, value: Tensor, like: Tensor) -> None:
+    """Raises `ValueError` for another dtype than the weights', which autocast alone can mix."""
+    mixes = not like.is_meta and torch.is_autocast_enabled(like.device.type) and value.is_floating_point()
+    if value.dtype != like.dtype and not mixes:
+        got = f"got {value.dtype}: {name}.to({like.dtype}) would do"
+        raise ValueError(f"{name} should be {like.dtype} like the model; {got}")
+
+
+def _check_types(types: Tensor | None, x: Tensor) -> None:
+    if types is not None and (types.dtype != torch.int64 or types.shape != x.shape[:2]):
+        shape = list(x.shape[:2])
+        raise ValueError(f"types are int64 {shape} like the input; got {types.dtype} {list(types.shape)}")
 
 
 def _finish(frame: Frame, tap: Tap | None) -> None:
@@ -212,15 +382,6 @@ def _finish(frame: Frame, tap: Tap | None) -> None:
         frame.cache.advance(frame.step)
     if tap is not None:
         tap.check()
-
-
-def _last(hidden: Tensor, padding: Tensor | None) -> Tensor:
-    """The hidden state of each row's last real token, [B, 1, C]."""
-    if padding is None:
-        return hidden[:, -1:]
-    places = torch.arange(padding.shape[1], device=padding.device)
-    last = torch.where(padding, places, -1).max(1).values.clamp(min=0)
-    return hidden[torch.arange(hidden.shape[0], device=hidden.device), last][:, None]
 
 
 def _dtype(name: str | torch.dtype) -> torch.dtype:
@@ -255,7 +416,8 @@ def build(
         model = Model(spec).to(_dtype(dtype))
     if torch.device(device).type != "meta":
         model.to_empty(device=device)
-        initialise(model, spec.decoder.n_layers, seed=seed, init=init)
+        depths = {f"{name}.": stack.n_layers for name, stack in spec.stacks.items()}
+        initialise(model, depths, seed=seed, init=init)
     return model.eval()
 
 
@@ -263,6 +425,7 @@ def build_block(
     spec: BlockSpec,
     d_model: int,
     *,
+    d_source: int | None = None,
     seed: int = 0,
     init: str | Init = "scaled",
     device: str | torch.device = "cpu",
@@ -270,13 +433,17 @@ def build_block(
 ) -> Block:
     """One block with fresh weights, [B, T, C] -> [B, T, C], in evaluation mode, for use in any module.
 
-    `spec` is a block of a model's specification, `spec.decoder.blocks[0]` say, and `d_model` its width C.
+    `spec` is a block of a model's specification, `spec.decoder.blocks[0]` say, `d_model` its width C, and `d_source`
+    the width of what its cross-attention reads (C where not given).
     """
     if not isinstance(spec, BlockSpec):
         raise ValueError(f"build_block takes a block, such as spec.decoder.blocks[0]; got a {type(spec).__name__}")
     with torch.device("meta"):
-        block = Block(spec, d_model).to(_dtype(dtype))
+        block = Block(spec, d_model, d_source).to(_dtype(dtype))
     if torch.device(device).type != "meta":
         block.to_empty(device=device)
-        initialise(block, 1, seed=seed, init=init)
+        initialise(block, {"": 1}, seed=seed, init=init)
     return block.eval()
+
+
+__all__ = ["Choice", "Inputs", "Model", "build", "build_block"]

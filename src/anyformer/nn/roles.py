@@ -4,7 +4,7 @@ from typing import Literal, get_args
 
 from torch import nn
 
-Role = Literal["embedding", "position", "head", "hidden", "residual", "norm", "bias"]
+Role = Literal["embedding", "position", "head", "hidden", "residual", "router", "norm", "bias"]
 """hidden: a block's matrix that reads; residual: a block's matrix that writes to the residual stream."""
 
 

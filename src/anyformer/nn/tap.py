@@ -15,7 +15,9 @@ class Tap:
 
     Sites are `embed`, `final_norm`, `logits`, and in every block `blocks.I.` and one of `resid_pre`, `q`, `k`, `v`,
     `pattern` (the weights [B, H, T, S], which selects the reference backend), `z` (heads' outputs [B, T, H, Dv]),
-    `attn_out`, `resid_mid`, `mlp_out`, `resid_post`.
+    `attn_out`, `resid_mid`, `mlp_out`, `resid_post`. A block with cross-attention has `cross.q`, `cross.k`, `cross.v`,
+    `cross.pattern`, `cross.z`, `cross_out` and `resid_cross` too. Sites of an encoder beside a decoder begin with
+    `encoder.`. Latent attention has `latent`, what a cache stores of a token, too.
 
     Args:
         record: names or shell patterns (`blocks.*.resid_post`) of what to keep in `values`.
@@ -74,7 +76,7 @@ class Finite(Tap):
 class Under:
     """A tap as one module sees it: its sites carry the module's place in their names."""
 
-    def __init__(self, tap: Tap, prefix: str) -> None:
+    def __init__(self, tap: "AnyTap", prefix: str) -> None:
         self.tap, self.prefix = tap, prefix
 
     def wants(self, site: str) -> bool:
