@@ -18,7 +18,8 @@ from safetensors.torch import save_file
 from anyformer.errors import UserError
 from anyformer.files import atomic_folder
 from anyformer.nn.model import Model, build
-from anyformer.planning import parameters
+from anyformer.nn.precision import exact
+from anyformer.planning import buffers, parameters
 from anyformer.spec.folder import SPEC_FILE, resolve
 from anyformer.spec.parts import ModelSpec
 from anyformer.spec.stored import from_json
@@ -184,7 +185,8 @@ def load(
 def read_weights(file: Path, spec: ModelSpec, *, dtype: str | None, device: str | torch.device) -> Model:
     """A model of `spec` with the tensors of a safetensors file, each used exactly once. Raises `UserError`."""
     wanted, place = _dtype_of(dtype), device_of(device)
-    expected = {p.name: p.shape for p in parameters(spec)}
+    kept = {p.name: p.shape for p in buffers(spec)}
+    expected = {p.name: p.shape for p in parameters(spec)} | kept
     try:
         with safe_open(file, framework="pt") as stored:
             slices = {name: stored.get_slice(name) for name in stored.keys()}  # noqa: SIM118  no mapping
@@ -193,10 +195,9 @@ def read_weights(file: Path, spec: ModelSpec, *, dtype: str | None, device: str 
             _require_floats(kinds, file)
             # Into memory of our own, tensor by tensor: a mapping would change with its file, and may lie at
             # addresses that change how a kernel rounds.
-            tensors = {
-                name: stored.get_tensor(name).to(place, wanted or DTYPES[_STORED[kind]], copy=True)
-                for name, kind in kinds.items()
-            }
+            dtypes = {name: wanted or DTYPES[_STORED[kind]] for name, kind in kinds.items()}
+            dtypes |= {name: exact(dtypes[name]) for name in kept}
+            tensors = {name: stored.get_tensor(name).to(place, dtypes[name], copy=True) for name in expected}
     except FileNotFoundError:
         raise UserError("the checkpoint has no weights", where=file) from None
     except (SafetensorError, OSError) as error:

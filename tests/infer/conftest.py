@@ -31,7 +31,11 @@ class PrefixModel(torch.nn.Module):
         self.weight = torch.nn.Parameter(torch.ones(()))
         self.dropout = torch.nn.Dropout(0.5)
         self.spec = SimpleNamespace(
-            vocab_size=vocab_size, head="language", decoder=SimpleNamespace(max_positions=context)
+            vocab_size=vocab_size,
+            head="language",
+            generates=True,
+            encoder=None,
+            decoder=SimpleNamespace(max_positions=context),
         )
         self.fault = fault
         self.caches = []
@@ -70,7 +74,11 @@ class ScriptedModel(torch.nn.Module):
         super().__init__()
         self.script = list(script)
         self.spec = SimpleNamespace(
-            vocab_size=vocab_size, head="language", decoder=SimpleNamespace(max_positions=context)
+            vocab_size=vocab_size,
+            head="language",
+            generates=True,
+            encoder=None,
+            decoder=SimpleNamespace(max_positions=context),
         )
 
     def new_cache(self, batch, capacity, kind):

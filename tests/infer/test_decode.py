@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from anyformer.errors import UserError
 from anyformer.infer.decode import Step, generate_ids, room
 from anyformer.infer.sampling import LogitsError, Sampling
+from anyformer.nn.model import build
+from anyformer.spec import load_spec
 
 
 def greedy_alone(model, prompt, n, eos=()):
@@ -136,6 +138,29 @@ def test_arguments_that_cannot_work_are_refused(prefix_model):
     model.spec.head = None
     with pytest.raises(UserError, match="no head"):
         generate_ids(model, [[1]], Sampling())
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"architecture": "encoder"}, "predicts no next token"),
+        ({"architecture": "encoder-decoder"}, "reads a source"),
+        ({"head": {"kind": "token", "n_labels": 3}}, "predicts no next token"),
+        ({"head": "none"}, "has no head"),
+    ],
+)
+def test_models_that_do_not_continue_a_text_are_refused(changes, words):
+    recipe = {
+        "vocab_size": 11,
+        "d_model": 8,
+        "n_layers": 1,
+        "attention": {"n_heads": 2, "position": "rope"},
+        "ffn": "swiglu",
+    }
+    model = build(load_spec({**recipe, **changes}))
+    with pytest.raises(UserError, match=words) as caught:
+        generate_ids(model, [[1]], Sampling())
+    assert "a decoder alone with a language head" in str(caught.value)
 
 
 def test_no_prompts_and_no_budget_call_no_model(prefix_model):

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from anyformer.checkpoint import Checkpoint, load
 from anyformer.cli.chat import Conversation, chat
+from anyformer.cli.eval import evaluate
 from anyformer.cli.generate import generate
 from anyformer.errors import UserError
 from anyformer.infer import Sampling
@@ -96,6 +97,23 @@ def test_mistakes_have_one_message_and_no_output(checkpoint, options, inputs, me
     assert isinstance(result.exception, UserError)
     assert message in str(result.exception)
     assert result.stdout == ""
+
+
+@pytest.mark.parametrize("name", ["generate", "chat", "eval"])
+def test_a_model_that_does_not_generate_is_refused(name, tmp_path):
+    tokenizer = Tokenizer.train("byte", [])
+    recipe = {"architecture": "encoder", "d_model": 8, "n_layers": 1, "max_positions": 64}
+    rest = {"vocab_size": tokenizer.vocab_size, "attention": {"n_heads": 2, "position": "rope"}, "ffn": "swiglu"}
+    spec = load_spec({**recipe, **rest})
+    place = Checkpoint(spec, build(spec), tokenizer).save(tmp_path / "c")
+    text = tmp_path / "text.txt"
+    text.write_text("some words", encoding="utf-8")
+    verbs = {"generate": (generate, "--prompt", "x"), "chat": (chat,), "eval": (evaluate, "--text", str(text))}
+    function, *options = verbs[name]
+    result = CliRunner().invoke(verb(function), [str(place), *options], input="hello\n")
+    assert isinstance(result.exception, UserError)
+    assert "predicts no next token" in str(result.exception)
+    assert not result.stdout
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 import io
 
+import pytest
 from rich.console import Console
 
 from anyformer.train.progress import ConsoleProgress, duration
@@ -19,7 +20,7 @@ def record(step, **more):
     return {"kind": "train", "step": step, "loss": 2.0, "tokens_per_second": 640.0, "targets": 64, **more}
 
 
-def shown(terminal, monkeypatch):
+def shown(terminal, monkeypatch, **more):
     monkeypatch.setattr("anyformer.train.progress._QUIET_SECONDS", 0.0)
     monkeypatch.setenv("TERM", "xterm")
     stream = io.StringIO()
@@ -28,7 +29,7 @@ def shown(terminal, monkeypatch):
         progress.preparing(done, 20)
     progress.start(INFO)
     for step in range(1, 21):
-        progress.record(record(step))
+        progress.record(record(step, **more))
     progress.record({"kind": "eval", "step": 20, "loss": 1.5, "perplexity": 4.48, "bits_per_byte": 2.1})
     progress.record({"kind": "sample", "step": 20, "prompt": "[b]", "text": "x\x1b[31m"})
     progress.record({"kind": "checkpoint", "step": 20, "path": "p", "best": True})
@@ -55,6 +56,12 @@ def test_a_bar_on_a_terminal(monkeypatch):
     assert "ETA" in said
     assert "encoding the text" in said
     assert "x\ufffd[31m" in said
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_the_load_of_experts_is_shown_where_there_are_some(terminal, monkeypatch):
+    assert "busiest expert 1.8 × mean" in shown(terminal, monkeypatch, expert_load=1.81)
+    assert "expert" not in shown(terminal, monkeypatch)
 
 
 def test_durations():

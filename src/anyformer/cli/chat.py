@@ -154,6 +154,7 @@ def chat(
     from rich.console import Console
 
     from anyformer.checkpoint import device_of, load
+    from anyformer.infer.decode import decoder_of
 
     sampling = sampling_of(
         max_new_tokens=max_new_tokens,
@@ -169,7 +170,7 @@ def chat(
     loaded = load(checkpoint, device=device_of(device, where="--device"))
     if loaded.tokenizer is None:
         raise UserError("a chat needs a tokenizer, and this checkpoint has none", where=checkpoint)
-    conversation = Conversation(loaded.tokenizer, loaded.spec.decoder.max_positions, max_new_tokens, system)
+    conversation = Conversation(loaded.tokenizer, decoder_of(loaded.spec).max_positions, max_new_tokens, system)
     console.print(f"[dim]{_HELP}[/]")
     if not conversation.templated:
         console.print("[dim]This checkpoint has no chat template: your text is continued as written.[/]")

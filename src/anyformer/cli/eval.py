@@ -53,6 +53,7 @@ def evaluate(
     A smaller stride gives each token more context and takes longer.
     """
     from anyformer.checkpoint import device_of, load
+    from anyformer.infer.decode import decoder_of
     from anyformer.text.sources import list_documents
     from anyformer.train.evaluate import score_texts
 
@@ -60,7 +61,7 @@ def evaluate(
     loaded = load(checkpoint, device=device_of(device, where="--device"))
     if loaded.tokenizer is None:
         raise UserError("this checkpoint has no tokenizer to read a text with", where=checkpoint)
-    limit = loaded.spec.decoder.max_positions
+    limit = decoder_of(loaded.spec).max_positions
     if context is not None and limit is not None and context > limit:
         raise UserError(
             "the model is made for a shorter context", where="--context", got=context, expected=f"1 to {limit}"

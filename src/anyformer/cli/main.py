@@ -15,6 +15,7 @@ from anyformer.cli.generate import generate
 from anyformer.cli.plan import plan
 from anyformer.cli.prepare import prepare
 from anyformer.cli.train import train
+from anyformer.cli.verify import verify
 
 app = typer.Typer(
     name="anyformer",
@@ -49,6 +50,7 @@ app.command()(train)
 app.command(name="eval")(evaluate)
 app.command()(generate)
 app.command()(chat)
+app.command()(verify)
 app.command()(demo)
 
 

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from anyformer.errors import UserError
 from anyformer.infer.sampler import Sampler
 from anyformer.infer.sampling import Sampling
+from anyformer.spec.parts import ModelSpec, StackSpec
 
 if TYPE_CHECKING:
-    from anyformer.nn.cache import StaticCache
+    from anyformer.nn.cache import Cache
     from anyformer.nn.model import Model
 
 FinishReason = Literal["stop", "length"]
@@ -50,6 +51,19 @@ def _evaluating(modules: Sequence[nn.Module]) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
+
+
+def decoder_of(spec: ModelSpec) -> StackSpec:
+    """The decoder of a model that continues its own input. Raises `UserError` for a model of another kind."""
+    if spec.head is None:
+        what = "this model has no head, so it cannot generate"
+    elif spec.encoder is not None and spec.decoder is not None:
+        what = "this model reads a source, and only models that continue a text can be used here"
+    elif spec.decoder is None or not spec.generates:
+        what = "this model predicts no next token"
+    else:
+        return spec.decoder
+    raise UserError(what, expected="a decoder alone with a language head")
 
 
 def room(n_prompt: int, max_new_tokens: int, context: int | None) -> int:
@@ -112,7 +126,7 @@ def generate_ids(
     between them; nothing is kept once the iteration ends, however it ends.
 
     Args:
-        model: a decoder; its `spec.decoder.max_positions` is the context (None: no limit).
+        model: a decoder alone; its `spec.decoder.max_positions` is the context (None: no limit).
         prompts: token ids, at least one each.
         sampling: for all rows, or one for each.
         eos_ids: tokens that end a row; they are not part of the reply. All of them count.
@@ -123,13 +137,11 @@ def generate_ids(
         excluded: further ids that are never generated.
 
     Raises:
-        UserError: an empty prompt, an id outside the vocabulary, a prompt longer than the context, stop
-        strings without `halt`.
+        UserError: a model that is not for this, an empty prompt, an id outside the vocabulary, a prompt longer than
+        the context, stop strings without `halt`.
         LogitsError: the model gives NaN or +inf.
     """
-    if model.spec.head is None:
-        raise UserError("this model has no head, so it cannot generate", expected="a model with a language head")
-    n_tokens, context = model.spec.vocab_size, model.spec.decoder.max_positions
+    n_tokens, context = model.spec.vocab_size, decoder_of(model.spec).max_positions
     if n_allowed is None:
         n_allowed = n_tokens
     if not 1 <= n_allowed <= n_tokens:
@@ -183,7 +195,7 @@ class _Decoding:
                 rows = [rows[place] for place in going]
             tokens, padding = torch.tensor([[ids[place]] for place in going], device=self.device), None
 
-    def _cache(self, rows: list[int]) -> "StaticCache":
+    def _cache(self, rows: list[int]) -> "Cache":
         # The last token of a row is never fed, so it needs no place.
         capacity = max(len(self.prompts[row]) + self.left[row] - 1 for row in rows)
         try:

@@ -309,6 +309,7 @@ class _Trainer:
                     "tokens_per_second": result.n_targets / seconds,
                     "seconds": state.seconds,
                     "batch": fingerprint(batch),
+                    **result.routing,
                 }
             )
 

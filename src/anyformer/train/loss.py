@@ -4,11 +4,13 @@ Targets are chosen by mask, never by id, so that a token that also serves as pad
 input and target happens here once.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from anyformer.nn.moe import Routing
 
 _IGNORED = -100
 
@@ -24,6 +26,8 @@ class Batch:
         segments: int64 [B, T], the document of each input token; None where a row is one text.
         padding: bool [B, T], True = real input; None where all are.
         n_targets: the number of targets that count.
+        n_sequences: the number of rows with a real token.
+        n_tokens: the number of real tokens.
     """
 
     tokens: Tensor
@@ -32,6 +36,8 @@ class Batch:
     segments: Tensor | None
     padding: Tensor | None
     n_targets: int
+    n_sequences: int
+    n_tokens: int
 
     @property
     def n_rows(self) -> int:
@@ -53,11 +59,9 @@ class Batch:
         """The same on a device."""
         if device.type == "cpu":
             return self
-        tokens, targets = (x.to(device, non_blocking=True) for x in (self.tokens, self.targets))
-        rest = [
-            None if x is None else x.to(device, non_blocking=True) for x in (self.mask, self.segments, self.padding)
-        ]
-        return Batch(tokens, targets, rest[0], rest[1], rest[2], self.n_targets)
+        names = ("tokens", "targets", "mask", "segments", "padding")
+        given = {name: getattr(self, name) for name in names}
+        return replace(self, **{n: x.to(device, non_blocking=True) for n, x in given.items() if x is not None})
 
 
 def make_batch(
@@ -67,9 +71,11 @@ def make_batch(
     segments: Tensor | None = None,
     padding: Tensor | None = None,
 ) -> Batch:
-    """A batch with its targets counted, on the host before anything is computed."""
+    """A batch with its targets, rows and tokens counted, on the host before anything is computed."""
     n_targets = targets.numel() if mask is None else int(mask.sum())
-    return Batch(tokens, targets, mask, segments, padding, n_targets)
+    n_sequences = tokens.shape[0] if padding is None else int(padding.any(1).sum())
+    n_tokens = tokens.numel() if padding is None else int(padding.sum())
+    return Batch(tokens, targets, mask, segments, padding, n_targets, n_sequences, n_tokens)
 
 
 def shifted(
@@ -115,7 +121,8 @@ def summed_loss(logits: Tensor, targets: Tensor, mask: Tensor | None = None) -> 
     return F.cross_entropy(logits.flatten(0, 1), targets.reshape(-1), ignore_index=_IGNORED, reduction="sum")
 
 
-def batch_loss(model: torch.nn.Module, batch: Batch) -> Tensor:
-    """The summed loss of a model on a batch, a float32 scalar."""
-    logits = model(batch.tokens, padding=batch.padding, segments=batch.segments)
+def batch_loss(model: torch.nn.Module, batch: Batch, *, routing: Routing | None = None) -> Tensor:
+    """The summed loss of a model on a batch, a float32 scalar. `routing` collects what mixtures of experts chose."""
+    more = {} if routing is None else {"routing": routing}
+    logits = model(batch.tokens, padding=batch.padding, segments=batch.segments, **more)
     return summed_loss(logits, batch.targets, batch.mask)

@@ -10,8 +10,9 @@ from torch import nn
 
 from anyformer.train.evaluate import evaluating
 from anyformer.train.loss import Batch
+from anyformer.train.parallel import Alone
 from anyformer.train.state import random_state, set_random_state
-from anyformer.train.step import accumulate, precision_context
+from anyformer.train.step import accumulate, precision_context, tally_of
 
 _TRIALS = 5
 _OVERHEAD = 1.1
@@ -41,7 +42,7 @@ def step_seconds(
     times = []
     for _ in range(_TRIALS):
         begin = now(device)
-        accumulate(model, batches, 1, precision=precision)
+        accumulate(model, batches, 1, precision=precision, tally=tally_of(model, batches, Alone()))
         clear()
         times.append(now(device) - begin)
     set_random_state(state, device)

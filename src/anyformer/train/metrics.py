@@ -1,7 +1,7 @@
 """Metrics: one JSON object a line in metrics.jsonl, always; TensorBoard when asked.
 
     {"kind": "train", "step": 1, "loss": …, "lr": …, "grad_norm": …, "targets": …, "tokens": …, "tokens_per_second": …,
-     "seconds": …, "batch": "…"}
+     "seconds": …, "batch": "…", "balance_loss": …, "z_loss": …, "expert_load": …, "idle_experts": …}
     {"kind": "eval", "step": 100, "loss": …, "perplexity": …, "bits_per_byte": …, "n_tokens": …, "n_bytes": …,
      "evaluation_seconds": …}
     {"kind": "sample", "step": 100, "prompt": "…", "text": "…"}
@@ -9,7 +9,9 @@
     {"kind": "diverged", "step": 101, "batch": "…", "starts": […], "got": "…"}
 
 `step` counts updates: the train record of step s holds the loss that update s was made from. `tokens` counts targets so
-far, `seconds` the time in steps so far, evaluation excluded, across resumptions.
+far, `seconds` the time in steps so far, evaluation excluded, across resumptions. The last four of a train record are
+there for mixtures of experts alone: what `balance_loss` and `z_loss` add to the objective beside `loss`; the largest
+load of an expert over the mean load, in the worst layer; the share of experts that no token chose.
 """
 
 import json

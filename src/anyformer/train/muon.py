@@ -5,8 +5,9 @@
     W ← (1 − η·λ)·W − η·scale·X
 
 Matrices of one shape, or of its transpose, are stacked, so that a step is a few batched products however many layers
-there are. Where the long side is at least twice the short one, float32 iterates on the small Gram matrix XXᵀ alone and
-multiplies X once: the same polynomial in exact arithmetic, and about half the work.
+there are; a parameter [E, rows, cols] is E matrices, each made orthogonal by itself. Where the long side is at least
+twice the short one, float32 iterates on the small Gram matrix XXᵀ alone and multiplies X once: the same polynomial in
+exact arithmetic, and about half the work.
 """
 
 import math
@@ -86,35 +87,44 @@ SCALES: dict[str, Callable[[int, int], float]] = {
 
 
 class _Stack:
-    """Matrices of one shape and learning rate, some of them transposed so that rows ≤ cols."""
+    """Matrices of one shape and learning rate, some of them transposed so that rows ≤ cols.
+
+    `matrices` are parameters [rows, cols] or [E, rows, cols]; a stack counts the matrices in them one by one.
+    """
 
     def __init__(self, names: list[str], matrices: list[Tensor], lr: float, scale: str) -> None:
         self.names, self.matrices, self.lr = names, matrices, lr
-        self.tall = [m.shape[0] > m.shape[1] for m in matrices]
-        short, long = sorted(matrices[0].shape)
+        self.tall = [m.shape[-2] > m.shape[-1] for m in matrices]
+        self.counts = [1 if m.dim() == 2 else m.shape[0] for m in matrices]
+        short, long = sorted(matrices[0].shape[-2:])
         like = matrices[0]
-        self.momentum = torch.zeros(len(matrices), short, long, dtype=like.dtype, device=like.device)
+        self.momentum = torch.zeros(sum(self.counts), short, long, dtype=like.dtype, device=like.device)
         self.work = torch.empty_like(self.momentum)
-        factors = [SCALES[scale](*m.shape) for m in matrices]
+        factors = [SCALES[scale](*m.shape[-2:]) for m in matrices]
         self.alphas = {alpha: [i for i, f in enumerate(factors) if f == alpha] for alpha in dict.fromkeys(factors)}
 
     def gradients(self) -> Tensor:
         """The gradients as one tensor [N, rows, cols]; an absent one counts as zero."""
         parts = [torch.zeros_like(m) if m.grad is None else m.grad for m in self.matrices]
         parts = [part.mT if tall else part for part, tall in zip(parts, self.tall, strict=True)]
-        return torch.stack(parts, out=self.work)
+        return torch.cat([part if part.dim() == 3 else part[None] for part in parts], out=self.work)
+
+    def apart(self, stacked: Tensor) -> list[Tensor]:
+        """What belongs to each parameter in a tensor [N, rows, cols], in its own shape, as views."""
+        own = zip(torch.split(stacked, self.counts), self.matrices, self.tall, strict=True)
+        turned = ((part.mT if tall else part, matrix) for part, matrix, tall in own)
+        return [part if matrix.dim() == 3 else part[0] for part, matrix in turned]
 
     def moments(self) -> dict[str, Tensor]:
-        """Each matrix's momentum in its own orientation, as views."""
-        views = zip(self.names, self.momentum.unbind(), self.tall, strict=True)
-        return {name: view.mT if tall else view for name, view, tall in views}
+        """Each parameter's momentum in its own shape, as views."""
+        return dict(zip(self.names, self.apart(self.momentum), strict=True))
 
 
 class Muon:
     """Muon over named matrices. The caller clears gradients.
 
     Args:
-        matrices: name, 2-D parameter, learning rate at the schedule's peak.
+        matrices: name, parameter [rows, cols] or [E, rows, cols], learning rate at the schedule's peak.
         momentum: μ.
         nesterov: look ahead by one momentum step.
         weight_decay: λ, decoupled; it is multiplied by the learning rate.
@@ -138,9 +148,9 @@ class Muon:
         self.coefficients, self.dtype = list(coefficients), dtype
         groups: dict[tuple[int, int, float], list[tuple[str, Tensor]]] = {}
         for name, matrix, lr in matrices:
-            if matrix.dim() != 2:
+            if matrix.dim() not in (2, 3):
                 raise ValueError(f"Muon is for matrices; {name} has shape {list(matrix.shape)}")
-            short, long = sorted(matrix.shape)
+            short, long = sorted(matrix.shape[-2:])
             groups.setdefault((short, long, lr), []).append((name, matrix))
         self.stacks = [
             _Stack([name for name, _ in group], [matrix for _, matrix in group], lr, scale)
@@ -160,8 +170,7 @@ class Muon:
     def _apply(self, stack: _Stack, update: Tensor, lr: float) -> None:
         if self.weight_decay:
             torch._foreach_mul_(stack.matrices, 1 - lr * self.weight_decay)
-        turned = zip(update.to(stack.momentum.dtype).unbind(), stack.tall, strict=True)
-        parts = [part.mT if tall else part for part, tall in turned]
+        parts = stack.apart(update.to(stack.momentum.dtype))
         for alpha, members in stack.alphas.items():
             torch._foreach_add_([stack.matrices[i] for i in members], [parts[i] for i in members], alpha=-lr * alpha)
 

@@ -1,8 +1,8 @@
 """Which optimiser moves which parameter, at which rate: groups by role, asserted to cover every parameter once.
 
-Weight decay falls on the matrices inside blocks and on an untied head. Norms, biases, positions and the embedding
-(tied or not) are not decayed: a row of the embedding is a vector that few steps touch, and decay would shrink rare
-tokens for being rare.
+Weight decay falls on the matrices inside blocks, routers included, and on an untied head. Norms, biases, positions and
+the embedding (tied or not) are not decayed: a row of the embedding is a vector that few steps touch, and decay would
+shrink rare tokens for being rare.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from anyformer.train.muon import Muon, coefficients_of
 from anyformer.train.run import AdamW as AdamWChoice
 from anyformer.train.run import Muon as MuonChoice
 
-DECAYED = ("hidden", "residual", "head")
+DECAYED = ("hidden", "residual", "router", "head")
 MATRICES = ("hidden", "residual")
 
 
@@ -36,7 +36,7 @@ def _place(choice: AdamWChoice | MuonChoice, role: str, parameter: Tensor) -> tu
     """The optimiser, rate and decay of a parameter with a role."""
     factor: float = getattr(choice.lr_scale, role)
     decays = role in DECAYED and parameter.dim() >= 2
-    if isinstance(choice, MuonChoice) and role in MATRICES and parameter.dim() == 2:
+    if isinstance(choice, MuonChoice) and role in MATRICES and parameter.dim() >= 2:
         own = choice.muon
         decay = choice.weight_decay if own.weight_decay is None else own.weight_decay
         return "muon", (own.lr or choice.lr) * factor, decay

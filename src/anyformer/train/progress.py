@@ -84,11 +84,11 @@ class ConsoleProgress:
             TextColumn("step"),
             MofNCompleteColumn(),
             BarColumn(),
-            TextColumn("loss {task.fields[loss]}  {task.fields[speed]} tokens/s  ETA"),
+            TextColumn("loss {task.fields[loss]}  {task.fields[speed]} tokens/s{task.fields[experts]}  ETA"),
             TimeRemainingColumn(),
         )
         bar = Progress(*columns, console=self.console, transient=True, refresh_per_second=4)
-        self._begin(bar, self._steps, loss="…", speed="…")
+        self._begin(bar, self._steps, loss="…", speed="…", experts="")
         bar.update(self._task, completed=info["step"])
 
     def record(self, record: Record) -> None:
@@ -114,15 +114,15 @@ class ConsoleProgress:
         keep = _SMOOTHING
         self._loss = keep * self._loss + (1 - keep) * loss
         self._speed = keep * self._speed + (1 - keep) * speed
+        experts = f"  busiest expert {record['expert_load']:.1f} × mean" if "expert_load" in record else ""
         if self._bar is not None:
-            self._bar.update(
-                self._task, completed=record["step"], loss=f"{self._loss:.4f}", speed=f"{self._speed:,.0f}"
-            )
+            shown: dict[str, Any] = {"loss": f"{self._loss:.4f}", "speed": f"{self._speed:,.0f}", "experts": experts}
+            self._bar.update(self._task, completed=record["step"], **shown)
         elif time.monotonic() - self._said >= _QUIET_SECONDS:
             left = (self._steps - record["step"]) * record["targets"] / max(self._speed, 1e-9)
             self._line(
                 f"step {record['step']:,}/{self._steps:,}  loss {self._loss:.4f}  "
-                f"{self._speed:,.0f} tokens/s  ETA {duration(left)}"
+                f"{self._speed:,.0f} tokens/s{experts}  ETA {duration(left)}"
             )
 
     def _line(self, text: str) -> None:

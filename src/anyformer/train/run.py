@@ -123,6 +123,7 @@ class RoleRates(Part):
     head: NonNegative = 1.0
     hidden: NonNegative = 1.0
     residual: NonNegative = 1.0
+    router: NonNegative = 1.0
     norm: NonNegative = 1.0
     bias: NonNegative = 1.0
 
@@ -168,7 +169,7 @@ class MuonFields(Part):
 
 
 class Muon(AdamWFields):
-    """Muon for the blocks' matrices, AdamW for the rest."""
+    """Muon for the blocks' matrices, each expert's by itself; AdamW for the rest, routers included."""
 
     kind: Literal["muon"] = "muon"
     muon: MuonFields = MuonFields()
@@ -181,6 +182,7 @@ class Initial(Part):
     embedding: NonNegative | None = None
     position: NonNegative | None = 0.02
     head: NonNegative | None = None
+    router: NonNegative | None = None
     hidden: NonNegative | None = None
     residual: NonNegative | None = None
     depth: Literal["sqrt", "none", "zero"] = "sqrt"
@@ -228,9 +230,14 @@ class Run(Part):
     track: Track = Track()
 
     def spec(self, vocab_size: int) -> ModelSpec:
-        """The model for a tokenizer of `vocab_size` ids. Raises `UserError` when it has fewer rows, or is too short."""
+        """The model for a tokenizer of `vocab_size` ids.
+
+        Raises:
+            UserError: a model with fewer rows, or one that training is not for.
+        """
         recipe = {"vocab_size": vocab_size, "max_positions": self.data.context, **self.model}
         spec = expand(recipe, where="model")
+        _require_trainable(spec)
         if spec.vocab_size < vocab_size:
             raise UserError(
                 "the model's vocabulary is smaller than the tokenizer's",
@@ -248,6 +255,20 @@ class Run(Part):
     def to_dict(self) -> dict[str, Any]:
         """Every value, defaults included, as JSON knows it."""
         return self.model_dump(mode="json")
+
+
+def _require_trainable(spec: ModelSpec) -> None:
+    """Raises `UserError` for a model that does not predict each next token of its own input."""
+    if spec.generates and spec.encoder is None:
+        return
+    head = "no head" if spec.head is None else f"a {spec.head.kind} head"
+    raise UserError(
+        "this kind of model cannot be trained here",
+        where="model",
+        got=f"{' and '.join(f'an {name}' if name == 'encoder' else f'a {name}' for name in spec.stacks)} with {head}",
+        expected="a decoder alone with a language head, which learns to predict each next token",
+        remedy="choose a recipe of such a model",
+    )
 
 
 _WORDS = (("optimizer",), ("schedule",), ("init",), ("data", "tokenizer"))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 
 import anyformer
 from anyformer.errors import UserError
@@ -164,8 +165,16 @@ def _flat(table: Any, path: str = "") -> dict[str, Any]:
     return {k: v for key, value in table.items() for k, v in _flat(value, f"{path}.{key}" if path else key).items()}
 
 
+def _completed(before: dict[str, Any]) -> dict[str, Any]:
+    """A stored description with the defaults of keys that there were not when it was stored."""
+    try:
+        return Run.model_validate(before).to_dict()
+    except ValidationError:
+        return before
+
+
 def _require_same(before: dict[str, Any], run: Run, file: Path) -> None:
-    old, new = _flat(before), _flat(run.to_dict())
+    old, new = _flat(_completed(before)), _flat(run.to_dict())
     changed = [
         f"{key}: {old.get(key)!r} became {new.get(key)!r}"
         for key in sorted(old.keys() | new.keys())
@@ -214,12 +223,13 @@ def warn_of_deep_post_norm(spec: ModelSpec, run: Run) -> None:
 
     Gradients near the output of a post-norm stack are large at first, and grow with depth (Xiong et al. 2020).
     """
-    norms = [branch for block in spec.decoder.blocks for branch in (block.norms.attention, block.norms.ffn)]
+    blocks = spec.last.blocks
+    norms = [branch for block in blocks for branch in (block.norms.attention, block.norms.ffn)]
     post = any(not isinstance(branch.residual, NoNorm) for branch in norms)
     steps = run.train.steps or 1000
-    if post and spec.decoder.n_layers >= DEEP_POST_NORM and span(run.schedule.warmup, steps) == 0:
+    if post and len(blocks) >= DEEP_POST_NORM and span(run.schedule.warmup, steps) == 0:
         warnings.warn(
-            f"a post-norm stack of {spec.decoder.n_layers} layers without warm-up often diverges (Xiong et al. 2020): "
+            f"a post-norm stack of {len(blocks)} layers without warm-up often diverges (Xiong et al. 2020): "
             "set schedule.warmup to a few hundred steps, or placement = 'pre'",
             stacklevel=2,
         )

@@ -275,8 +275,9 @@ def restore(folder: Path, *, model: Model, optimizer: Optimizer, device: torch.d
     """
     stored = read_weights(folder / WEIGHTS_FILE, model.spec, dtype=None, device="cpu")
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(stored.get_parameter(name))
+        kept = stored.state_dict()
+        for name, tensor in model.state_dict().items():
+            tensor.copy_(kept[name])
     optimizer.load(_tensors(folder, OPTIMIZER_FILE))
     random = _tensors(folder, RANDOM_FILE).get("torch")
     if random is None or not _is_random(random, device):

@@ -1,0 +1,89 @@
+"""`anyformer verify`: the laws on a specification or a checkpoint."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from anyformer.checkpoint import Checkpoint
+from anyformer.cli.verify import verify
+from anyformer.errors import UserError
+from anyformer.laws import law as book
+from anyformer.laws.certificate import weights_hash
+from anyformer.laws.result import Result
+from anyformer.nn.model import build
+from anyformer.spec import load_spec
+
+verbs = typer.Typer(pretty_exceptions_enable=False)
+verbs.command()(verify)
+SMALL = [
+    "d_model=18",
+    "n_layers=1",
+    "vocab_size=19",
+    "attention.n_heads=3",
+    "attention.n_kv_heads=1",
+    "max_positions=24",
+]
+
+
+def run(*words, code=0):
+    result = CliRunner().invoke(verbs, [*map(str, words)])
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == code, result.output
+    return result
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    spec = load_spec("llama-tiny", SMALL)
+    return Checkpoint(spec, build(spec, seed=3)).save(tmp_path / "mine")
+
+
+def test_a_checkpoint_is_judged_as_it_is_and_gets_a_certificate(checkpoint):
+    said = run(checkpoint)
+    for law in ("causality", "cache", "round trip", "precision"):
+        assert law in said.stdout
+    assert "11 laws hold, 0 are broken, 1 have no case here" in said.stdout
+    assert str(checkpoint / "certificate.json") in said.stderr
+    written = json.loads((checkpoint / "certificate.json").read_text(encoding="utf-8"))
+    assert written["holds"]
+    assert written["subject"] == str(checkpoint)
+    assert written["weights"] == weights_hash(build(load_spec(checkpoint), seed=3))
+
+
+def test_a_specification_gets_random_weights_and_one_json_document(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    said = run("llama-tiny", "--laws", "plan, cross", "--seed", 7, "--json")
+    table = json.loads(said.stdout)
+    assert [(r["law"], r["holds"]) for r in table["results"]] == [("cross", None), ("plan", True)]
+    assert table["seed"] == 7
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_broken_law_is_shown_and_exits_with_1(checkpoint, monkeypatch):
+    monkeypatch.setitem(book.LAWS, "plan", lambda model, seed: Result("plan", False, 0.5, 0.0, "the head", "counted"))
+    said = run(checkpoint, "--laws", "plan", code=1)
+    assert "BROKEN" in said.stdout
+    assert "the head" in said.stdout
+    assert not json.loads((checkpoint / "certificate.json").read_text(encoding="utf-8"))["holds"]
+
+
+def test_an_unknown_law_is_refused_before_anything_is_built(tmp_path):
+    with pytest.raises(UserError, match="there is no such law"):
+        run(tmp_path / "nowhere", "--laws", "gravity")
+
+
+def test_help_comes_without_torch():
+    code = (
+        "import sys; from anyformer.cli.main import app\n"
+        "try: app(['verify', '--help'])\n"
+        "except SystemExit: pass\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "--laws" in done.stdout
