@@ -2,15 +2,18 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+N      ?= 200
+SEED   ?= 0
 # Where your index serves only CUDA builds of torch, give the address of PyTorch's CPU wheels: make demo TORCH_INDEX=…
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -c constraints.txt
 
-.PHONY: help demo test test-all lint format clean
+.PHONY: help demo test test-all laws lint format clean
 
 help:
 	@echo "make demo      train a small model on Python's own source code, about 3 minutes"
 	@echo "make test      the test suite"
 	@echo "make test-all  the slow tests too"
+	@echo "make laws      every law on N=200 recipes of the whole space, from SEED=0 on"
 	@echo "make lint      ruff, mypy --strict, the import contract"
 	@echo "make format    rewrite the code in the house's format"
 	@echo "make clean     remove .venv and caches; runs/ stays"
@@ -44,6 +47,9 @@ test: $(VENV)/.test
 
 test-all: $(VENV)/.test
 	$(BIN)/python -m pytest -n 2
+
+laws: $(VENV)/.base
+	@$(BIN)/python -m anyformer.laws $(N) --seed $(SEED)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -1,0 +1,8 @@
+"""`python -m anyformer.laws N`."""
+
+import sys
+
+from anyformer.laws.run import main
+
+if __name__ == "__main__":
+    sys.exit(main())

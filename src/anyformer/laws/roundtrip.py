@@ -1,0 +1,37 @@
+"""The law of the round trip: what is written down comes back as it was."""
+
+import tempfile
+from pathlib import Path
+
+import torch
+
+from anyformer.checkpoint import Checkpoint, load
+from anyformer.laws.draw import Draw, longest, outputs
+from anyformer.laws.result import Findings, Result
+from anyformer.nn.model import Model
+from anyformer.spec import ModelSpec, condense, expand
+
+NAME = "round trip"
+
+
+def round_trip(model: Model, seed: int) -> Result:
+    """Specification to JSON and back, to a recipe and back; a checkpoint's weights, buffers and scores: bit-equal."""
+    draw = Draw(model, seed)
+    findings = Findings(NAME, 0.0)
+    spec = model.spec
+    text = spec.to_json()
+    findings.require(ModelSpec.from_json(text) == spec, "specification → JSON → specification")
+    findings.require(ModelSpec.from_json(text).to_json() == text, "JSON → specification → JSON")
+    findings.require(expand(condense(spec)) == spec, "specification → recipe → specification")
+    with tempfile.TemporaryDirectory() as place, torch.no_grad():
+        folder = Checkpoint(spec, model).save(Path(place) / "checkpoint")
+        back = load(folder, dtype="stored")
+        findings.require(back.spec == spec, "a checkpoint's specification")
+        kept, found = model.state_dict(), back.model.state_dict()
+        findings.require(list(kept) == list(found), "a checkpoint's names")
+        for name, value in kept.items():
+            same = name in found and found[name].dtype == value.dtype and torch.equal(found[name], value)
+            findings.require(same, f"a checkpoint's {name}")
+        inputs = draw.inputs(2, longest(draw.stack))
+        findings.near(outputs(back.model, inputs), outputs(model, inputs), "the scores of what was loaded")
+    return findings.result("JSON, recipe, and a checkpoint folder with its weights and scores, bit for bit")
