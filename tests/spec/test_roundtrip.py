@@ -133,6 +133,11 @@ MOE = {"kind": "moe", "n_experts": 4, "top_k": 2, "expert": {"kind": "swiglu", "
             {"attention": {"n_heads": 3, "position": YARN}},
             {"attention": {"position": {"scaling": {"factor": 8.0, "attention_factor": 0.1 * log(4) + 1}}}},
         ),
+        # A default that the root leaves out has no kind for a change of its eps to be laid on.
+        (
+            {"attention": {"n_heads": 3, "position": "none", "qk_norm": True}},
+            {"attention": {"qk_norm": {"norm": {"kind": "rms", "eps": 1.0}}}},
+        ),
         # The shared expert stays as it is where the expert that it is described by changes.
         ({"ffn": {**MOE, "shared": 2}}, {"ffn": {"expert": {"d_ff": 7}, "shared": {"kind": "swiglu", "d_ff": 10}}}),
         ({"ffn": {**MOE, "shared": 1}}, {"ffn": {"expert": {"limit": 2.0}, "shared": {"limit": False}}}),

@@ -140,6 +140,11 @@ def _difference(base: Part, other: Part) -> dict[str, Any]:
         for name in fields
         if getattr(base, name) != getattr(other, name)
     }
+    for name, change in changes.items():
+        new = getattr(other, name)
+        if isinstance(change, dict) and getattr(base, name) == fields[name].default and hasattr(new, "kind"):
+            # A default is left out, kind and all, so that there is nothing to lay the change on.
+            changes[name] = {"kind": new.kind, **change}
     if changes:
         # What follows from other numbers where it is left out would follow from the changed ones.
         changes |= {name: getattr(other, name) for name, field in fields.items() if field.default_factory is not None}

@@ -198,8 +198,10 @@ def backward(problem: Problem, out: Tensor, lse: Tensor, grad: Tensor, into_bias
     q_on, k_on, up_on, v_on = q, k, up, v
     if not problem.softcap:
         q_on, k_on = torch.cat([q, -lse[..., None]], -1), _beside(k, 1.0)
+        q, k = q_on[..., :-1], k_on[..., :-1]
     if not problem.dropout:
         up_on, v_on = torch.cat([up, -delta[..., None]], -1), _beside(v, 1.0)
+        up, v = up_on[..., :-1], v_on[..., :-1]
     dq, dk, dv = (x.new_zeros(x.shape) for x in (q, k, v))
     gathered = None if problem.bias is None or not into_bias else _gatherer(problem.bias, grid.dtype)
     for block in grid.blocks():
