@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import anyformer as af
-from anyformer.nn.attend import BACKENDS, DenseBias, attend, masks
+from anyformer.nn.attend import DenseBias, attend, masks
 from anyformer.nn.layers import relu2
 from anyformer.nn.position import rotate, rotation
 from anyformer.nn.rms import rms_norm
@@ -61,7 +61,7 @@ def test_torch_func_differentiates_a_whole_model():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("backend", list(BACKENDS))
+@pytest.mark.parametrize("backend", ["reference", "tiled", "fused"])
 def test_autocast_changes_neither_softmax_precision_nor_what_works(backend, dtype):
     """The reference keeps its own precision; pattern taps, soft-caps and sinks work under autocast."""
     model = made(LLAMA).use_backend(backend)
@@ -78,7 +78,7 @@ def test_autocast_changes_neither_softmax_precision_nor_what_works(backend, dtyp
     torch.testing.assert_close(sums, torch.ones_like(sums))
 
 
-@pytest.mark.parametrize("backend", list(BACKENDS))
+@pytest.mark.parametrize("backend", ["reference", "tiled", "fused"])
 def test_a_bias_of_minus_infinity_hides_like_a_mask(backend):
     """A row whose every visible key is at −inf is zero, with finite gradients."""
     q, k, v = (torch.randn(1, 4, 2, 8, requires_grad=True) for _ in range(3))
@@ -118,6 +118,6 @@ def test_explain_says_which_backend_and_why():
         (f"blocks.{i}", "fused") for i in range(spec.decoder.n_layers)
     }
     large = model.explain(batch=64, context=2048, cached=2048, training=True)
-    assert all(c.backend == "reference" and "memory" in c.why for c in large)
+    assert all(c.backend == "tiled" for c in large)
     model.use_backend("reference")
     assert model.explain(context=8)[0] == ("blocks.0", "reference", "asked for")

@@ -93,6 +93,7 @@ def _gradients(model: Model, draw: Draw, inputs: dict[str, Any], seen: Tensor, f
     # What is clipped on both sides passes no gradient, whatever is seen.
     clipped = any(isinstance(b.attention, Grouped) and b.attention.clip for b in draw.stack.blocks)
     for i in () if clipped else (length // 2, length - 1):
-        missed = seen[i] & (size[i] == 0)
+        # A head of few ReLUs may let nothing through at all.
+        missed = seen[i] & (size[i] == 0) & (size[i, i] > 0)
         first = int(missed.long().argmax())
         findings.require(not bool(missed.any()), f"the gradient of output {i} by token {first}, which it sees, is 0")

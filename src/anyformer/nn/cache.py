@@ -169,6 +169,7 @@ class Cache:
         capacity: tokens a row.
         positions: whether to keep the position of each token, for encodings that need that of every key.
         reads_source: whether the model attends over an encoder's output, which the first call then brings.
+        made_for: what the model it is made for keeps, layer by layer; a call of another model is then refused.
     """
 
     def __init__(
@@ -181,9 +182,13 @@ class Cache:
         device: torch.device,
         positions: bool = False,
         reads_source: bool = False,
+        made_for: tuple[object, ...] | None = None,
     ) -> None:
-        if batch < 1 or capacity < 1:
-            raise ValueError(f"a cache needs batch ≥ 1 and capacity ≥ 1; got batch={batch}, capacity={capacity}")
+        if any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in (batch, capacity)):
+            raise ValueError(
+                f"a cache needs whole numbers batch ≥ 1 and capacity ≥ 1; got batch={batch!r}, capacity={capacity!r}"
+            )
+        self.made_for, self.dtype = made_for, dtype
         self.shelves = [self._shelf(layout, batch, capacity, dtype, device) for layout in layouts]
         self.batch, self.capacity = batch, capacity
         self.lengths = torch.zeros(batch, dtype=torch.int64, device=device)
@@ -219,6 +224,15 @@ class Cache:
         self.lengths.zero_()
         self._longest, self._even = 0, True
         self.has_source, self.source, self.source_real = False, {}, None
+
+    def check(self, keeps: tuple[object, ...], dtype: torch.dtype, device: torch.device) -> None:
+        """Raises `ValueError` where this is not a cache for a model that keeps `keeps`, in `dtype` and on `device`."""
+        remedy = "model.new_cache(…) makes one for it"
+        if self.made_for is not None and self.made_for is not keeps and self.made_for != keeps:
+            raise ValueError(f"the cache is of another model, whose layers keep other keys and values; {remedy}")
+        if self.dtype != dtype or self.lengths.device != device:
+            mine, its = f"{self.dtype} on {self.lengths.device}", f"{dtype} on {device}"
+            raise ValueError(f"the cache is {mine} and the model {its}; {remedy}")
 
     def begin(self, n_tokens: int, padding: Tensor | None) -> Step:
         """Where the next `n_tokens` [B, n_tokens] go. Raises `ValueError` when they do not fit; changes nothing."""
@@ -281,7 +295,14 @@ class Cache:
         self._even = bool((self.lengths == self._longest).all())
 
     def select(self, rows: Tensor) -> None:
-        """Keeps the rows at the given indices [N], in that order; a row may be taken twice."""
+        """Keeps the rows at the given indices, int64 [N], in that order; a row may be taken twice."""
+        if not isinstance(rows, Tensor) or rows.dtype != torch.int64 or rows.dim() != 1 or not len(rows):
+            got = f"{rows.dtype} {list(rows.shape)}" if isinstance(rows, Tensor) else f"a {type(rows).__name__}"
+            raise ValueError(f"rows are int64 indices [N], at least one; got {got}")
+        low, high = (int(end) for end in rows.aminmax())
+        if low < 0 or high >= self.batch:
+            bad = low if low < 0 else high
+            raise ValueError(f"there is no row {bad} in a cache of {self.batch} rows (0 … {self.batch - 1})")
         for shelf in self.shelves:
             shelf.buffers = {name: tensor[rows] for name, tensor in shelf.buffers.items()}
         self.source = {i: {name: tensor[rows] for name, tensor in kept.items()} for i, kept in self.source.items()}
@@ -289,5 +310,5 @@ class Cache:
         self.positions = None if self.positions is None else self.positions[rows]
         self.lengths = self.lengths[rows]
         self.batch = len(rows)
-        self._longest = int(self.lengths.max()) if len(rows) else 0
+        self._longest = int(self.lengths.max())
         self._even = bool((self.lengths == self._longest).all())

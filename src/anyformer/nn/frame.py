@@ -239,8 +239,8 @@ class Frame:
             routing: collects what mixtures of experts chose.
         """
         b, t = x.shape[:2]
-        _check(padding, "padding", torch.bool, (b, t))
-        _check(segments, "segments", torch.int64, (b, t))
+        check_like(padding, "padding", torch.bool, x)
+        check_like(segments, "segments", torch.int64, x)
         if cache is not None:
             if segments is not None:
                 raise ValueError("segments and a cache do not go together: a cache continues one document a row")
@@ -248,9 +248,9 @@ class Frame:
                 raise ValueError(f"the cache has {cache.batch} rows and the input {b}")
         step = None if cache is None else cache.begin(t, padding)
         if positions is not None:
-            if positions.dtype != torch.int64 or tuple(positions.shape) not in ((t,), (1, t), (b, t)):
-                got = f"{positions.dtype} {list(positions.shape)}"
-                raise ValueError(f"positions are int64 [{t}] or [{b}, {t}]; got {got}")
+            fits = isinstance(positions, Tensor) and tuple(positions.shape) in ((t,), (1, t), (b, t))
+            if not fits or positions.dtype != torch.int64:
+                raise ValueError(f"positions are int64 [{t}] or [{b}, {t}]; got {said(positions)}")
             positions = positions.reshape(-1, t)
         plain = padding is None and segments is None
         order = None if plain else default_positions(b, t, padding, segments, x.device)
@@ -260,7 +260,7 @@ class Frame:
             else:
                 positions = torch.arange(t, device=x.device)[None] if order is None else order
         if prefix is not None:
-            prefix = _prefix(prefix, (b, t), order, segments, step)
+            prefix = _prefix(prefix, (b, t), order, padding, segments, step)
         if cache is not None and step is not None:
             cache.place(step, positions)
         return Frame(positions, padding, segments, prefix, cache, step, memory, routing, order=order)
@@ -270,29 +270,58 @@ def _key(rope: Rope) -> tuple[object, ...]:
     return (rope.theta, rope.fraction, rope.layout, *vars(rope.scaling).values())
 
 
-def _check(value: Tensor | None, name: str, dtype: torch.dtype, shape: tuple[int, int]) -> None:
+def said(value: object) -> str:
+    """What an argument is, for a message."""
+    return f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+
+
+def check_like(value: Tensor | None, name: str, dtype: torch.dtype, like: Tensor, what: str = "the input") -> None:
+    """Raises `ValueError` where `value` is given and is not `dtype` [B, T] on the device of `like` [B, T, …]."""
     if value is None:
         return
-    if value.dtype != dtype or tuple(value.shape) != shape:
-        raise ValueError(f"{name} is {dtype} {list(shape)} like the input; got {value.dtype} {list(value.shape)}")
+    shape = tuple(like.shape[:2])
+    if not isinstance(value, Tensor) or value.dtype != dtype or tuple(value.shape) != shape:
+        raise ValueError(f"{name} is {dtype} {list(shape)} like {what}; got {said(value)}")
+    if value.device != like.device:
+        raise ValueError(f"{name} is on {value.device} and {what} on {like.device}; {name}.to({str(like.device)!r})")
 
 
 def _prefix(
-    prefix: Tensor, shape: tuple[int, int], order: Tensor | None, segments: Tensor | None, step: Step | None
+    prefix: Tensor,
+    shape: tuple[int, int],
+    order: Tensor | None,
+    padding: Tensor | None,
+    segments: Tensor | None,
+    step: Step | None,
 ) -> Tensor:
     """Which keys of the call are prefix, bool [B, T]."""
     b, t = shape
     if step is not None and not step.fresh:
         raise ValueError("a prefix comes with the first call of a cache: what is stored did not see it")
-    if prefix.dtype == torch.bool and tuple(prefix.shape) == (b, t):
+    given = isinstance(prefix, Tensor)
+    if given and prefix.dtype == torch.bool and tuple(prefix.shape) == (b, t):
         return prefix
-    if prefix.dtype != torch.int64 or tuple(prefix.shape) != (b,):
-        got = f"{prefix.dtype} {list(prefix.shape)}"
-        raise ValueError(f"prefix is int64 [{b}], tokens at the front of each row, or bool [{b}, {t}]; got {got}")
+    if not given or prefix.dtype != torch.int64 or tuple(prefix.shape) != (b,):
+        wanted = f"int64 [{b}], tokens at the front of each row, or bool [{b}, {t}]"
+        raise ValueError(f"prefix is {wanted}; got {said(prefix)}")
     if segments is not None:
         raise ValueError(f"with segments the prefix of each document is marked: prefix is bool [{b}, {t}] there")
+    _check_within(prefix, torch.full_like(prefix, t) if padding is None else padding.sum(1))
     places = torch.arange(t, device=prefix.device)[None] if order is None else order
     return places < prefix[:, None]
+
+
+def _check_within(prefix: Tensor, lengths: Tensor) -> None:
+    """A prefix that is longer than its row would not reach the tokens that a cache is given later."""
+    if torch.compiler.is_compiling():
+        return
+    broken = torch.nonzero((prefix < 0) | (prefix > lengths))
+    if len(broken):
+        row = int(broken[0, 0])
+        raise ValueError(
+            f"prefix is {int(prefix[row])} for row {row}, which has {int(lengths[row])} real tokens in this call; "
+            "a number from 0 to that would do"
+        )
 
 
 def default_positions(

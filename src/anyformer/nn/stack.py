@@ -41,6 +41,13 @@ class Stack(nn.Module):
             own = spec.owner(index) == index
             self.blocks.add_module(str(index), Block(block, spec.d_model, d_source) if own else None)
         self.final_norm = norm_layer(spec.final_norm, spec.d_model)
+        self.keeps = self._keeps()
+        """What a cache for this stack keeps, whatever its kind, as values that compare."""
+
+    def _keeps(self) -> tuple[object, ...]:
+        layers = [(self.layer(index), block.attention.mask) for index, block in enumerate(self.spec.blocks)]
+        kept = [(b.attention.stores(), b.cross and b.cross.stores(), mask.window, mask.sinks) for b, mask in layers]
+        return (self.needs_positions, *kept)
 
     def layer(self, index: int) -> Block:
         """The block that computes a layer."""

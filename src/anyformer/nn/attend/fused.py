@@ -109,7 +109,7 @@ def _elements(bias: Bias, shape: Scores) -> int:
     b, h, t, s = shape
     if isinstance(bias, DenseBias):
         return max(b * t * s, bias.values.numel())
-    rows = max((x.shape[0] for x in (bias.queries, bias.keys) if x is not None and x.dim() == 2), default=1)
+    rows = max([1, *(x.shape[0] for x in (bias.queries, bias.keys) if x is not None and x.dim() == 2)])
     return max(rows * h * t * s, b * t * s)
 
 
