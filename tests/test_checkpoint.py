@@ -62,7 +62,7 @@ def rewrite(folder, change):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
 def test_a_round_trip_changes_no_bit(made, tmp_path, dtype):
-    """B33: a tied head is one tensor on disk, and one in memory afterwards."""
+    """A tied head is one tensor on disk, and one in memory afterwards."""
     model = build(made.spec, seed=5, dtype=dtype)
     folder = Checkpoint(made.spec, model, made.tokenizer).save(tmp_path / "c")
     back = load(folder, dtype="stored")
@@ -190,7 +190,7 @@ class Canary:
 
 
 def test_a_pickle_is_never_opened(folder, tmp_path):
-    """B62: refused with advice, alone, in a folder of its own, and beside safetensors; its code never runs."""
+    """Refused with advice, alone, in a folder of its own, and beside safetensors; its code never runs."""
     canary = tmp_path / "canary"
     poison = pickle.dumps(Canary(canary))
     pickle.loads(poison)

@@ -461,3 +461,9 @@ def test_the_source_too_ends_with_the_learned_positions():
     assert plan(spec).source == 9
     with pytest.raises(UserError, match="source is past the learned positions"):
         plan(spec, source=10)
+
+
+@pytest.mark.parametrize("options", [{"batch": 2.5}, {"batch": True}, {"batch": float("nan")}, {"context": "8"}])
+def test_a_plan_is_for_a_whole_number_of_rows_and_tokens(options):
+    with pytest.raises(UserError, match="a whole number of rows and tokens"):
+        plan(load_spec("llama-tiny"), **options)

@@ -35,7 +35,7 @@ class PrefixModel(torch.nn.Module):
             head="language",
             generates=True,
             encoder=None,
-            decoder=SimpleNamespace(max_positions=context),
+            decoder=SimpleNamespace(max_positions=context, blocks=()),
         )
         self.fault = fault
         self.caches = []
@@ -78,7 +78,7 @@ class ScriptedModel(torch.nn.Module):
             head="language",
             generates=True,
             encoder=None,
-            decoder=SimpleNamespace(max_positions=context),
+            decoder=SimpleNamespace(max_positions=context, blocks=()),
         )
 
     def new_cache(self, batch, capacity, kind):

@@ -42,7 +42,7 @@ def collect(steps, n_rows):
     eos=st.sets(st.integers(0, 12), max_size=3),
 )
 def test_every_row_equals_the_row_alone(prefix_model, prompts, budgets, eos):
-    """B05, B37: ragged prompts, own budgets, several end tokens; rows end at different times."""
+    """Ragged prompts, own budgets, several end tokens; rows end at different times."""
     model = prefix_model()
     samplings = [Sampling(max_new_tokens=n) for n in budgets[: len(prompts)]]
     found = collect(generate_ids(model, prompts, samplings, eos), len(prompts))
@@ -95,7 +95,7 @@ def test_steps_come_as_they_are_known(prefix_model):
     [(10, 100, 6), (10, 6, 6), (10, 5, 5), (15, 100, 1), (16, 100, 1), (16, 0, 0)],
 )
 def test_the_context_bounds_prompt_and_reply_together(prefix_model, n_prompt, budget, expected):
-    """B38: context 16; a prompt that fills it still gets the one token that it predicts."""
+    """Context 16; a prompt that fills it still gets the one token that it predicts."""
     model = prefix_model(context=16)
     prompt = [i % 11 for i in range(n_prompt)]
     ((ids, reason),) = collect(generate_ids(model, [prompt], Sampling(max_new_tokens=budget)), 1)
@@ -105,7 +105,7 @@ def test_the_context_bounds_prompt_and_reply_together(prefix_model, n_prompt, bu
 
 
 def test_rows_of_different_room_share_a_batch(prefix_model):
-    """B38: the row with the longest prompt ends first, in the context; the others go on to theirs."""
+    """The row with the longest prompt ends first, in the context; the others go on to theirs."""
     model = prefix_model(context=16)
     prompts = [[1] * 16, [2] * 3, [3] * 14]
     found = collect(generate_ids(model, prompts, Sampling(max_new_tokens=100)), 3)
@@ -113,7 +113,7 @@ def test_rows_of_different_room_share_a_batch(prefix_model):
 
 
 def test_a_prompt_past_the_context_is_refused_with_both_numbers(prefix_model):
-    """B38: nothing is cut; the refusal comes at the call."""
+    """Nothing is cut; the refusal comes at the call."""
     with pytest.raises(UserError, match=r"17 tokens, context 16") as caught:
         generate_ids(prefix_model(context=16), [[1], [1] * 17], Sampling())
     assert caught.value.where == "prompt 1"
@@ -174,7 +174,7 @@ def test_no_prompts_and_no_budget_call_no_model(prefix_model):
 
 
 def test_ignored_end_tokens_are_tokens_of_the_reply(prefix_model):
-    """B37: ignore_eos runs to max_new_tokens; its neighbour still ends."""
+    """`ignore_eos` runs to max_new_tokens; its neighbour still ends."""
     model = prefix_model()
     plain, _ = greedy_alone(model, [1, 2], 9)
     eos = {plain[2]}
@@ -185,7 +185,7 @@ def test_ignored_end_tokens_are_tokens_of_the_reply(prefix_model):
 
 
 def test_the_minimum_holds_back_every_end_token(prefix_model):
-    """B37: with all but two ids an end token, the reply reaches exactly the minimum or ends later."""
+    """With all but two ids an end token, the reply reaches exactly the minimum or ends later."""
     model = prefix_model()
     eos = set(range(9))
     ((ids, reason),) = collect(generate_ids(model, [[3]], Sampling(max_new_tokens=50, min_new_tokens=4), eos), 1)
@@ -217,7 +217,7 @@ def test_halt_ends_its_row_alone(prefix_model):
 
 
 def test_generation_restores_every_module_of_a_training_model(prefix_model):
-    """B65: dropout is off while it generates; each module's own mode is back between and after the steps."""
+    """Dropout is off while it generates; each module's own mode is back between and after the steps."""
     model = prefix_model()
     expected = greedy_alone(model, [1, 2], 6)
     model.train()
@@ -231,7 +231,7 @@ def test_generation_restores_every_module_of_a_training_model(prefix_model):
 
 
 def test_two_generations_interleave_on_a_training_model(prefix_model):
-    """B65, B45: neither the mode nor the cache of one reaches the other."""
+    """Neither the mode nor the cache of one reaches the other."""
     model = prefix_model().train()
     one = generate_ids(model, [[1, 2]], Sampling(max_new_tokens=3))
     two = generate_ids(model, [[5]], Sampling(max_new_tokens=6))
@@ -243,7 +243,7 @@ def test_two_generations_interleave_on_a_training_model(prefix_model):
 
 
 def test_a_failure_leaves_nothing_behind(prefix_model):
-    """B45, B65: an exception in the middle, a long call, an abandoned one; then a call equals a fresh one."""
+    """An exception in the middle, a long call, an abandoned one; then a call equals a fresh one."""
     model = prefix_model().train()
 
     def explode(model, out):
@@ -271,7 +271,7 @@ def test_works_inside_inference_mode(prefix_model):
 
 
 def test_diverged_logits_name_the_callers_row(prefix_model):
-    """B64: row 0 has no budget and is not in the batch; the broken row is still called 2."""
+    """Row 0 has no budget and is not in the batch; the broken row is still called 2."""
 
     def fault(model, out):
         if len(model.calls) == 2:

@@ -6,7 +6,7 @@ import torch
 from anyformer.errors import UserError
 from anyformer.infer import Sampling, generate_ids
 from anyformer.nn.model import build
-from anyformer.spec import load_spec
+from anyformer.spec import expand, load_spec
 
 POSITIONS = {
     "rope": ({"kind": "rope"}, None),
@@ -57,7 +57,7 @@ def new_ids(model, prompts, sampling, **options):
 
 @pytest.mark.parametrize("name", POSITIONS)
 def test_padded_rows_write_what_they_write_alone(name):
-    """B05: prompts of 3 and 7 ids, and one of 5 that ends earlier; 20 greedy tokens as in full passes of each alone."""
+    """Prompts of 3 and 7 ids, and one of 5 that ends earlier; 20 greedy tokens as in full passes of each alone."""
     model = tiny(name)
     prompts = [[3, 1, 4], [2, 7, 1, 8, 2, 8, 1], [5, 9, 2, 6, 5]]
     budgets = [Sampling(max_new_tokens=n) for n in (20, 20, 6)]
@@ -71,7 +71,7 @@ def test_padded_rows_write_what_they_write_alone(name):
 @pytest.mark.parametrize("name", ["rope", "learned"])
 @pytest.mark.parametrize(("n_prompt", "n_new"), [(10, 6), (15, 1), (16, 1)])
 def test_the_context_is_a_clean_end(name, n_prompt, n_new):
-    """B38: learned tables and the cache's capacity hold exactly what the rule needs."""
+    """Learned tables and the cache's capacity hold exactly what the rule needs."""
     model = tiny(name, context=16)
     prompt = [(7 * i) % 61 for i in range(n_prompt)]
     (ids,) = new_ids(model, [prompt], Sampling(max_new_tokens=100))
@@ -79,7 +79,7 @@ def test_the_context_is_a_clean_end(name, n_prompt, n_new):
 
 
 def test_rows_of_all_lengths_reach_the_context_together():
-    """B38, B05: the longest prompt fills the context, the shortest writes until it does."""
+    """The longest prompt fills the context, the shortest writes until it does."""
     model = tiny("learned", context=16)
     prompts = [[1], [2] * 16, [3] * 9]
     expected = [full_passes(model, p, n) for p, n in zip(prompts, (15, 1, 7), strict=True)]
@@ -92,7 +92,7 @@ def test_without_a_stated_context_there_is_no_limit():
 
 
 def test_a_model_in_training_is_deterministic_and_stays_in_training():
-    """B65: all dropouts .5; greedy equals evaluation, and the mode is restored."""
+    """All dropouts .5; greedy equals evaluation, and the mode is restored."""
     model = tiny(dropout=0.5)
     expected = full_passes(model, [1, 2, 3], 12)
     model.train()
@@ -104,7 +104,7 @@ def test_a_model_in_training_is_deterministic_and_stays_in_training():
 
 
 def test_calls_do_not_see_each_other():
-    """B45: long then short, batch 3 then batch 1, an abandoned call, an exception: each equals a fresh one."""
+    """Long then short, batch 3 then batch 1, an abandoned call, an exception: each equals a fresh one."""
     model = tiny()
     short = full_passes(model, [4, 5], 8)
     new_ids(model, [[1] * 20, [2] * 9, [3]], Sampling(max_new_tokens=20))
@@ -130,7 +130,7 @@ def test_the_same_seed_writes_the_same_ids_whatever_the_companions():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_at_a_minute_temperature(dtype):
-    """B64: temperature 1e-6 in half precision is finite and greedy in effect."""
+    """Temperature 1e-6 in half precision is finite and greedy in effect."""
     model = tiny().to(dtype)
     greedy = new_ids(model, [[1, 2, 3]], Sampling(max_new_tokens=6))
     first = Sampling(temperature=1e-6, max_new_tokens=6)
@@ -139,7 +139,7 @@ def test_half_precision_at_a_minute_temperature(dtype):
 
 
 def test_padded_embedding_rows_are_never_written():
-    """B54: 50 real ids, 61 rows, 10,000 draws at T = 5."""
+    """50 real ids, 61 rows, 10,000 draws at T = 5."""
     model = tiny()
     samplings = [Sampling(temperature=5.0, seed=seed, max_new_tokens=40) for seed in range(250)]
     found = new_ids(model, [[1]] * 250, samplings, n_allowed=50)
@@ -153,3 +153,27 @@ def test_a_cache_that_no_memory_holds_is_refused(budget):
     with pytest.raises(UserError, match="no memory") as caught:
         new_ids(tiny(context=None), [[1, 2]], Sampling(max_new_tokens=budget))
     assert caught.value.where == "max_new_tokens"
+
+
+def test_the_prompt_is_the_prefix_of_a_prefix_model():
+    """Prompts of different lengths give what full passes with those prefixes give."""
+    recipe = {
+        "vocab_size": 23,
+        "d_model": 20,
+        "n_layers": 2,
+        "ffn": "swiglu",
+        "attention": {"n_heads": 5, "position": "rope", "mask": "prefix"},
+    }
+    model = build(expand(recipe), seed=3)
+    prompts = [[3, 5, 7], [2, 9, 4, 11, 6, 8, 1]]
+    replies = {0: [], 1: []}
+    for step in generate_ids(model, prompts, Sampling(temperature=0.0, max_new_tokens=8)):
+        replies[step.row].append(step.token)
+    for row, prompt in enumerate(prompts):
+        ids = list(prompt)
+        for token in replies[row]:
+            whole = torch.tensor([ids])
+            logits = model(whole, prefix=torch.tensor([len(prompt)]))
+            assert int(logits[0, -1].argmax()) == token
+            assert not torch.allclose(logits, model(whole))
+            ids.append(token)

@@ -50,14 +50,14 @@ def _run(scripted, script, tokenizer, prompt="x", n=None, **options):
 
 
 def test_characters_arrive_whole(run, byte):
-    """B04: four bytes, one character, one delta."""
+    """Four bytes, one character, one delta."""
     deltas, completion = run("a😀é".encode(), byte)
     assert deltas == ["a", "😀", "é"]
     assert completion == Completion("a😀é", tuple("a😀é".encode()), "length", 1, 7)
 
 
 def test_a_cut_inside_a_character_leaves_one_replacement(run, byte):
-    """B04 (d): one U+FFFD at the very end, and the text is valid Unicode."""
+    """One U+FFFD at the very end, and the text is valid Unicode."""
     _, completion = run("a😀".encode()[:-1], byte)
     assert completion.text == "a\ufffd"
     assert completion.text.encode()
@@ -66,13 +66,13 @@ def test_a_cut_inside_a_character_leaves_one_replacement(run, byte):
 @settings(deadline=None, max_examples=60)
 @given(script=st.binary(min_size=1, max_size=12))
 def test_pieces_join_to_the_decoded_ids(run, byte, script):
-    """B04: for any bytes whatever."""
+    """For any bytes whatever."""
     _, completion = run(script, byte)
     assert completion.text == byte.decode(completion.ids)
 
 
 def test_a_word_start_space_survives_the_border(run, metaspace):
-    """B04: decode drops the space before a first word; after a prompt it belongs to the continuation."""
+    """Decode drops the space before a first word; after a prompt it belongs to the continuation."""
     hello, world = metaspace.token_id("▁Hello"), metaspace.token_id("▁world")
     assert metaspace.decode([world]) == "world"
     _, completion = run([world], metaspace, prompt=[hello])
@@ -124,7 +124,7 @@ def test_a_stop_string_in_the_prompt_does_not_count(run, byte):
 
 
 def test_every_end_token_ends_and_none_shows(run, byte):
-    """B37: the end token is neither text nor counted; all of the tokenizer's end, not its own alone."""
+    """The end token is neither text nor counted; all of the tokenizer's end, not its own alone."""
     _, completion = run([*b"ab", byte.eos_id, *b"cd"], byte)
     assert completion == Completion("ab", (97, 98), "stop", 1, 2)
     _, completion = run([*b"ab", byte.eos_id, *b"cd"], byte, ignore_eos=True)
@@ -152,7 +152,7 @@ def test_rows_keep_their_own_streams(scripted, byte):
 
 
 def test_ids_without_a_token_are_never_generated(scripted):
-    """B54: rows past the vocabulary and holes inside it."""
+    """Rows past the vocabulary and holes inside it."""
     library = Library(models.WordLevel(vocab={"a": 0, "b": 2, "c": 4}, unk_token="a"))
     tokenizer = Tokenizer(library)
     assert tokenizer.vocab_size == 5
@@ -211,7 +211,6 @@ def test_without_a_tokenizer_ids_go_in_and_out(scripted, byte):
 
 
 def test_the_context_is_quoted_and_counts_are_true(scripted, byte):
-    """B38."""
     with pytest.raises(UserError, match="17 tokens, context 16"):
         generate(scripted(b"a" * 20, byte, 16), byte, "x" * 17, Sampling())
     (completion,) = generate(scripted(b"a" * 20, byte, 16), byte, "x" * 10, Sampling(max_new_tokens=100))

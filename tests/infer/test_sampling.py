@@ -67,7 +67,7 @@ def choose(logits, samplings, rounds=1, prompts=None, eos_ids=(), n_allowed=None
     ],
 )
 def test_the_kept_set_follows_the_stated_order(logits, options, ids):
-    """B35: temperature first, then top-k, top-p, min-p relative to the most probable token."""
+    """Temperature first, then top-k, top-p, min-p relative to the most probable token."""
     found, probabilities = kept(torch.tensor(logits), Sampling(**options))
     assert found == ids
     assert sum(probabilities) == pytest.approx(1, abs=1e-12)
@@ -95,7 +95,7 @@ def test_ties_keep_the_lowest_ids():
 def test_distribution_equals_a_float64_rendering(
     levels, temperature, top_k, top_p, min_p, repetition, presence, frequency, data
 ):
-    """B35, B36: quarters are exact in float32, so that ties are the same on both sides."""
+    """Quarters are exact in float32, so that ties are the same on both sides."""
     logits = [level / 4 for level in levels]
     ids = st.lists(st.integers(0, len(logits) - 1), max_size=6)
     prompt, reply = data.draw(ids), data.draw(ids)
@@ -131,7 +131,7 @@ def test_a_nucleus_wider_than_the_first_guess(top_p):
 
 
 def test_repetition_penalty_of_the_paper():
-    """B36: [2, -1, .5] with {0,0,0,1} seen and penalty 2 is [1, -2, .5]: once per token."""
+    """[2, -1, .5] with {0,0,0,1} seen and penalty 2 is [1, -2, .5]: once per token."""
     s = Sampling(temperature=1.0, repetition_penalty=2.0)
     ids, probabilities = kept(torch.tensor([2.0, -1.0, 0.5]), s, History(prompt=(0, 0), reply=(0, 1)))
     expected = np.exp(np.array([1.0, -2.0, 0.5]))
@@ -140,7 +140,7 @@ def test_repetition_penalty_of_the_paper():
 
 
 def test_repetition_penalty_counts_the_prompt_and_the_others_do_not():
-    """B36: prompt-inclusive repetition penalty; presence and frequency count the reply alone."""
+    """Prompt-inclusive repetition penalty; presence and frequency count the reply alone."""
     logits = torch.tensor([2.0, 1.5])
     assert kept(logits, Sampling(repetition_penalty=2.0), History(prompt=(0,)))[0] == [1]
     s = Sampling(presence_penalty=9.0, frequency_penalty=9.0)
@@ -152,7 +152,7 @@ def test_repetition_penalty_counts_the_prompt_and_the_others_do_not():
 
 
 def test_penalties_of_one_row_leave_its_neighbour_bitwise():
-    """B36: 1.0 is a no-op to the last bit, also beside a penalised row."""
+    """1.0 is a no-op to the last bit, also beside a penalised row."""
     from anyformer.infer.sampling import Penalties, history_tensors, penalise
 
     logits = torch.randn(2, 101, generator=torch.Generator().manual_seed(1)) * 7
@@ -164,7 +164,7 @@ def test_penalties_of_one_row_leave_its_neighbour_bitwise():
 
 
 def test_greedy_takes_the_first_maximum_and_draws_nothing():
-    """B64: T = 0 with top-k and top-p present; no row touches the global random state."""
+    """T = 0 with top-k and top-p present; no row touches the global random state."""
     logits = torch.tensor([[1.0, 4.0, 4.0, 0.0], [0.0, 0.0, 0.0, 0.0]])
     before = torch.get_rng_state()
     chosen = choose(logits, [Sampling(temperature=0.0, top_k=3, top_p=0.9), Sampling(temperature=1.0)], rounds=20)
@@ -176,14 +176,14 @@ def test_greedy_takes_the_first_maximum_and_draws_nothing():
 @pytest.mark.parametrize("temperature", [1e-6, 1e-4, 1e-300])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_minute_temperatures_stay_finite(temperature, dtype):
-    """B64: in half precision 11/1e-6 overflows; the maximum wins instead."""
+    """In half precision 11/1e-6 overflows; the maximum wins instead."""
     logits = torch.tensor([[3.0, 11.0, -60000.0, 10.5]], dtype=dtype)
     assert choose(logits, [Sampling(temperature=temperature)], rounds=5) == [[1]] * 5
     assert kept(logits[0], Sampling(temperature=temperature)) == ([1], [1.0])
 
 
 def test_half_precision_logits_are_widened_before_any_arithmetic():
-    """B64: draws from bfloat16 scores equal draws from the same scores in float32."""
+    """Draws from bfloat16 scores equal draws from the same scores in float32."""
     logits = torch.linspace(-200, 255, 60).to(torch.bfloat16)[None]
     s = [Sampling(temperature=80.0, seed=2)]
     assert choose(logits, s, rounds=2000) == choose(logits.float(), s, rounds=2000)
@@ -192,7 +192,7 @@ def test_half_precision_logits_are_widened_before_any_arithmetic():
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize(("value", "name"), [(math.nan, "NaN"), (math.inf, r"\+inf")])
 def test_broken_logits_have_their_own_error(temperature, value, name):
-    """B64: NaN and +inf are named, with the row and the token."""
+    """NaN and +inf are named, with the row and the token."""
     logits = torch.zeros(2, 5)
     logits[1, 3] = value
     with pytest.raises(LogitsError, match=rf"hold {name}\n  where: row 1, token id 3"):
@@ -204,7 +204,7 @@ def test_broken_logits_have_their_own_error(temperature, value, name):
 
 
 def test_padded_ids_are_never_drawn():
-    """B54: 100 real tokens, 128 rows, T = 5, 10,000 draws; also when padded ids have the highest logits."""
+    """100 real tokens, 128 rows, T = 5, 10,000 draws; also when padded ids have the highest logits."""
     logits = torch.cat([torch.zeros(100), torch.full((28,), 9.0)]).expand(50, -1)
     s = [Sampling(temperature=5.0, seed=seed) for seed in range(50)]
     drawn = {token for row in choose(logits, s, rounds=200, n_allowed=100) for token in row}
@@ -214,7 +214,7 @@ def test_padded_ids_are_never_drawn():
 
 
 def test_broken_scores_of_padded_ids_do_not_matter():
-    """B54: untrained rows may hold anything."""
+    """Untrained rows may hold anything."""
     logits = torch.tensor([[0.0, 2.0, math.nan, math.inf]])
     assert choose(logits, [Sampling()], n_allowed=2) == [[1]]
 
@@ -272,7 +272,7 @@ def test_rules_that_remove_nothing_change_no_draw():
 
 
 def test_penalties_follow_the_reply_as_it_grows():
-    """B36: constant logits under a growing frequency penalty visit the tokens in turn."""
+    """Constant logits under a growing frequency penalty visit the tokens in turn."""
     logits = torch.tensor([[3.0, 2.0, 1.0]])
     greedy = [row[0] for row in choose(logits, [Sampling(frequency_penalty=0.75)], rounds=6)]
     # scores: 3 2 1 → 2.25 2 1 → 1.5 2 1 → 1.5 1.25 1 → .75 1.25 1 → .75 .5 1
@@ -282,7 +282,7 @@ def test_penalties_follow_the_reply_as_it_grows():
 
 
 def test_no_end_token_before_the_minimum():
-    """B37: the minimum suppresses every end-of-sequence id, for its row alone, and no longer than it must."""
+    """The minimum suppresses every end-of-sequence id, for its row alone, and no longer than it must."""
     logits = torch.tensor([[0.0, 1.0, 3.0, 2.0]] * 2)
     chosen = choose(logits, [Sampling(min_new_tokens=2), Sampling()], rounds=3, eos_ids=(2, 3, 900))
     assert chosen == [[1, 2], [1, 2], [2, 2]]
@@ -306,7 +306,7 @@ def test_no_end_token_before_the_minimum():
     ],
 )
 def test_unusable_parameters_do_not_construct(name, value):
-    """B64 and its kind: the message names the parameter, the value and what would do."""
+    """The message names the parameter, the value and what would do."""
     with pytest.raises(UserError) as caught:
         Sampling(**{name: value})
     assert caught.value.where == name

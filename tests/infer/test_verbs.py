@@ -92,7 +92,7 @@ def test_the_prompt_may_come_from_standard_input(checkpoint):
     ],
 )
 def test_mistakes_have_one_message_and_no_output(checkpoint, options, inputs, message):
-    """B38 and its kind, on the command line."""
+    """On the command line."""
     result = run_generate(checkpoint, *options, **inputs)
     assert isinstance(result.exception, UserError)
     assert message in str(result.exception)
@@ -194,7 +194,7 @@ def test_a_long_history_loses_its_oldest_turns_visibly(talk):
 
 
 def test_a_message_past_the_context_is_refused_and_the_chat_goes_on(talk):
-    """B38: both numbers, nothing cut; the turns before it stay."""
+    """Both numbers, nothing cut; the turns before it stay."""
     byte = Tokenizer.train("byte", [])
     result, prompts = talk("abc\n" + "x" * 17 + "\nd\n", b"!", byte, context=16)
     assert result.exit_code == 0, result.output

@@ -31,7 +31,7 @@ def in_pieces(model, tokens, sizes, *, cache=None, **options):
 @pytest.mark.parametrize("backend", BACKENDS)
 @torch.no_grad()
 def test_any_split_is_one_pass(kind, backend):
-    """B06: 13 tokens as 13 / 5+8 / 5+1×8 / 1×13 / 4+4+5."""
+    """13 tokens as 13 / 5+8 / 5+1×8 / 1×13 / 4+4+5."""
     model = made(ALL[kind], backend=backend)
     tokens = ids(2, 13, 19)
     whole = model(tokens)
@@ -79,7 +79,7 @@ ROUNDS = [
 @pytest.mark.parametrize("backend", BACKENDS)
 @torch.no_grad()
 def test_ragged_rows_equal_rows_alone(kind, backend):
-    """B05: padded left and right over several rounds, with rows that idle."""
+    """Padded left and right over several rounds, with rows that idle."""
     model = made(KINDS[kind], backend=backend)
     streams = ids(3, 30, 19, seed=5)
     cache = model.new_cache(batch=3, capacity=12)
@@ -133,7 +133,7 @@ def test_ragged_rows_go_on_without_padding():
 @pytest.mark.parametrize("kind", list(KINDS))
 @torch.no_grad()
 def test_greedy_continuations_of_padded_prompts(kind):
-    """B05: prompts of 3 and 7 ids give the 20 tokens that they give alone, padded on either side."""
+    """Prompts of 3 and 7 ids give the 20 tokens that they give alone, padded on either side."""
     model = made(KINDS[kind], seed=3)
     prompts = [ids(1, 3, 19, seed=1)[0], ids(1, 7, 19, seed=2)[0]]
 
@@ -163,7 +163,7 @@ def test_greedy_continuations_of_padded_prompts(kind):
 
 @torch.no_grad()
 def test_overflow_is_refused_and_leaves_the_cache_usable():
-    """B38: capacity 16; prompt 17; prompt 10 then 7; ragged rows."""
+    """Capacity 16; prompt 17; prompt 10 then 7; ragged rows."""
     model = made(LLAMA)
     tokens = ids(2, 17, 19)
     cache = model.new_cache(batch=2, capacity=16)
@@ -324,7 +324,7 @@ def test_explicit_positions_with_a_cache():
 
 @torch.no_grad()
 def test_a_failed_call_leaves_no_trace():
-    """B38: a learned table that ends refuses the call; the cache goes on from before."""
+    """A learned table that ends refuses the call; the cache goes on from before."""
     model = made({**GPT, "max_positions": 8})
     tokens = ids(1, 9, 19)
     cache = model.new_cache(batch=1, capacity=20)

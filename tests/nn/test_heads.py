@@ -107,7 +107,7 @@ def test_token_types_left_out_are_zeros():
     assert (model(x, types=types) - model(x)).abs().max() > 1e-3
     with pytest.raises(ValueError, match="token type 2 is outside the 2 types"):
         model(x, types=types * 2)
-    with pytest.raises(ValueError, match=r"types are int64 \[2, 17\]"):
+    with pytest.raises(ValueError, match=r"types is torch.int64 \[2, 17\]"):
         model(x, types=types[:, :3])
 
 

@@ -76,7 +76,7 @@ def test_input_that_cannot_be_is_refused(arguments, said):
 
 
 def test_a_sequence_past_the_learned_positions_is_refused():
-    """B38: context 16, a prompt of 17; 16 exactly is served."""
+    """Context 16, a prompt of 17; 16 exactly is served."""
     model = made({**GPT, "max_positions": 16})
     assert model(ids(1, 16, 19)).shape == (1, 16, 19)
     with pytest.raises(ValueError, match=r"position 16 is past the 16 learned positions \(0 … 15\)"):
@@ -87,7 +87,7 @@ def test_a_sequence_past_the_learned_positions_is_refused():
 
 @torch.no_grad()
 def test_rotary_and_sinusoidal_models_go_past_their_context():
-    """B38: max_positions is what the model is made for; only a learned table ends."""
+    """Max_positions is what the model is made for; only a learned table ends."""
     for kind in ("llama", "sinusoidal", "nope"):
         recipe = {**KINDS[kind], "max_positions": 8}
         assert torch.isfinite(made(recipe)(ids(1, 20, 19))).all()
@@ -132,7 +132,7 @@ DROPPED = {
 @pytest.mark.parametrize("backend", BACKENDS)
 @torch.no_grad()
 def test_evaluation_drops_nothing(backend):
-    """B65: every rate .5, evaluation: twice the same and the same as rate 0, cached as well."""
+    """Every rate .5, evaluation: twice the same and the same as rate 0, cached as well."""
     model = made(DROPPED, backend=backend)
     plain = made(GPT, backend=backend)
     tokens = ids(2, 9, 19)
@@ -171,7 +171,7 @@ def test_each_rate_drops_in_training(change):
 
 
 def test_tied_weights_are_one_parameter():
-    """B33: one key, one optimiser entry, one count, and still tied after copies, casts, moves and assignment."""
+    """One key, one optimiser entry, one count, and still tied after copies, casts, moves and assignment."""
     model = made(LLAMA)
     names = [name for name in model.state_dict() if "head" in name or "token" in name]
     assert names == ["decoder.embed.token.weight"]
@@ -200,7 +200,7 @@ def test_tied_weights_are_one_parameter():
 
 
 def test_the_gradient_of_a_tied_weight_is_the_sum():
-    """B33: of what the embedding and the head, kept apart, would get."""
+    """Of what the embedding and the head, kept apart, would get."""
     tied = made(LLAMA, dtype="float64")
     apart = made({**LLAMA, "tie": False}, dtype="float64")
     state = tied.state_dict()
@@ -215,7 +215,6 @@ def test_the_gradient_of_a_tied_weight_is_the_sum():
 
 
 def test_untied_tables_are_kept_apart():
-    """B33."""
     model = made(GPT)
     assert model.head.weight.data_ptr() != model.decoder.embed.token.weight.data_ptr()
     assert {"head.weight", "decoder.embed.token.weight"} <= set(model.state_dict())

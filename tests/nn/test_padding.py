@@ -31,7 +31,7 @@ ROWS = [ids(1, n, 19, seed=n)[0] for n in (3, 7, 1)]
 @pytest.mark.parametrize("kind", list(KINDS))
 @torch.no_grad()
 def test_a_padded_row_is_the_row_alone(kind, side, backend):
-    """B05: learned, sinusoidal, rotary and no positions; the pad id changes nothing."""
+    """Learned, sinusoidal, rotary and no positions; the pad id changes nothing."""
     model = made(KINDS[kind], backend=backend)
     outs = []
     for pad in (0, 11):
@@ -50,7 +50,7 @@ def test_a_padded_row_is_the_row_alone(kind, side, backend):
 
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_gradients_of_padded_rows(side):
-    """B05: the loss over real tokens has the gradients of the rows alone; pads have none."""
+    """The loss over real tokens has the gradients of the rows alone; pads have none."""
     model = made(LLAMA, dtype="float64")
     tokens, real = padded(ROWS, side, 4)
     embeddings = model.decoder.embed.lookup(tokens).detach().requires_grad_()
@@ -69,7 +69,7 @@ def test_gradients_of_padded_rows(side):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", ["llama", "gpt", "sinusoidal"])
 def test_an_all_pad_row_is_finite_and_leaves_the_others_alone(kind, backend, dtype):
-    """B10: outputs and gradients finite; real rows bit for bit the same."""
+    """Outputs and gradients finite; real rows bit for bit the same."""
     model = made(KINDS[kind], backend=backend, dtype=dtype)
     tokens, real = padded(ROWS[:2], "left", 3)
     empty = torch.cat([tokens, tokens[:1]]), torch.cat([real, torch.zeros(1, 7, dtype=torch.bool)])

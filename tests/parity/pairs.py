@@ -95,7 +95,7 @@ class Pair:
 
 
 WORST: dict[str, float] = {}
-"""The worst error of each family in this session, relative to the largest number of the output."""
+"""The worst error of each family in this run, relative to the largest number of the output."""
 
 
 _PAIRS: dict[str, Pair] = {}

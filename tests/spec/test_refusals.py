@@ -392,3 +392,48 @@ def test_slips_of_one_or_two_letters_are_matched_and_other_words_are_not():
         assert did_you_mean(word, known) == meant, word
     for word in ("window", "softcap", "alibi", "bias", "x", "relu", "groups", "head_dim_per_group"):
         assert did_you_mean(word, known) is None, word
+
+
+def test_what_is_no_table_of_words_is_refused():
+    """Python's tables may have keys that no file can have."""
+    for wrong in (None, 3, [], "llama-tiny"):
+        with pytest.raises(SpecError, match=r"\(the whole\).*should be a table"):
+            expand(wrong)
+    assert problems(attention=heads(position={"kind": "rope", 4: 1})) == [
+        "attention.position.4 = 4: a key is a word"
+    ]
+    assert problems(pattern=[{}, {"attention": {None: 1}}]) == ["pattern.1.attention.None = None: a key is a word"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"attention": heads(scale=1e-300)}, "attention.scale = 1e-300: should be at least 1e-30"),
+        ({"attention": heads(scale=1e300)}, "attention.scale = 1e+300: should be less than or equal to"),
+        ({"attention": heads(softcap=1e300)}, "attention.softcap = 1e+300: should be less than or equal to"),
+        ({"alpha": 1e300}, "alpha = 1e+300: should be less than"),
+        ({"norm": {"kind": "rms", "eps": 1e-300}}, "norm.eps = 1e-300: should be at least 1e-30: smaller numbers are"),
+        ({"ffn": {"kind": "swiglu", "up_offset": -1e300}}, "ffn.up_offset = -1e+300: should be greater than or equal"),
+        (
+            {
+                "attention": heads(
+                    position={
+                        "kind": "rope",
+                        "scaling": {"kind": "yarn", "factor": 2.0, "original": 9, "beta_slow": 5e-324},
+                    }
+                )
+            },
+            "attention.position.scaling.beta_slow = 5e-324: should be at least 1e-30",
+        ),
+    ],
+)
+def test_numbers_that_float32_does_not_hold(changes, said):
+    """They became 0 or infinity, and 0 times infinity is no number."""
+    assert problems(**changes)[0].startswith(said)
+
+
+def test_a_default_that_follows_from_what_is_missing_is_not_said():
+    scaling = {"kind": "yarn", "factor": 2.0}
+    assert problems(attention=heads(position={"kind": "rope", "scaling": scaling})) == [
+        "attention.position.scaling.original: is required and not given"
+    ]

@@ -96,3 +96,20 @@ def test_what_is_wrong_in_a_stack_is_said_at_its_place(stack):
     table[stack]["blocks"] = 3
     with pytest.raises(SpecError, match=rf"{stack}\.blocks = 3: should be a list"):
         ModelSpec.from_json(json.dumps(table))
+
+
+def test_text_that_is_no_stored_form_is_refused():
+    """An integer of 5,000 digits, and what is no text."""
+    table = load_spec("llama-tiny").to_json()
+    for wrong in (table.replace("512", "9" * 5000, 1), None, 7, ""):
+        with pytest.raises(SpecError, match="is not JSON"):
+            ModelSpec.from_json(wrong)
+
+
+def test_runs_are_added_up_before_they_are_written_out():
+    """Fifty runs of 100,000 layers took minutes to be validated."""
+    table = json.loads(load_spec("llama-tiny").to_json())
+    (run,) = table["decoder"]["blocks"]
+    table["decoder"]["blocks"] = [{**run, "repeat": 100_000}] * 50
+    with pytest.raises(SpecError, match=r"decoder\.blocks: has more than 100,000 layers"):
+        ModelSpec.from_json(json.dumps(table))

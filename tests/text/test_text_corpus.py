@@ -206,7 +206,7 @@ def test_large_vocabularies_take_four_bytes(folder, tmp_path):
 
 
 def test_segments_name_the_document_of_each_token(folder, tmp_path):
-    """B47: a packed window knows where each document begins."""
+    """A packed window knows where each document begins."""
     corpus = prepare(folder, tmp_path / "out", "byte", shard_tokens=777)
     split = corpus.train
     expected = np.zeros(split.n_tokens, dtype=int)
@@ -249,7 +249,7 @@ def test_bits_per_byte_of_a_uniform_model_are_known(tmp_path):
 
 
 def test_a_models_own_bos_and_eos_surround_each_document(folder, tmp_path, zoo):
-    """B57: documents are written as `encode` gives them."""
+    """Documents are written as `encode` gives them."""
     bos = prepare(folder, tmp_path / "bos", zoo["sentencepiece_bpe"])
     assert set(bos.train.tokens[bos.train.documents]) == {1}
     assert (bos.train.tokens[:] == 1).sum() == bos.train.n_documents
@@ -342,7 +342,7 @@ def test_a_file_named_by_itself_must_be_text(tmp_path):
 
 
 def test_nothing_to_learn_from_is_one_clear_error(tmp_path):
-    """B47: before any training, not as a NaN in it."""
+    """Before any training, not as a NaN in it."""
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "folder").mkdir()
     (tmp_path / "pictures").mkdir()

@@ -22,7 +22,7 @@ def deltas(tokenizer, ids, **options):
 @settings(deadline=None, max_examples=150)
 @given(data=st.data())
 def test_deltas_joined_are_the_decoded_text(zoo, name, data):
-    """B04: for any ids at all, control tokens kept or left out."""
+    """For any ids at all, control tokens kept or left out."""
     tokenizer = zoo[name]
     likely = [i for i in range(tokenizer.vocab_size) if tokenizer.token(i) and tokenizer.token(i).strip("▁") == ""]
     ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1) | st.sampled_from(likely or [0]), max_size=25))
@@ -34,7 +34,7 @@ def test_deltas_joined_are_the_decoded_text(zoo, name, data):
 @settings(deadline=None, max_examples=100)
 @given(text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="▁"), max_size=30))
 def test_no_delta_of_a_text_holds_a_replacement_character(zoo, name, text):
-    """B04: a character split across tokens arrives whole."""
+    """A character split across tokens arrives whole."""
     tokenizer = zoo[name]
     text = text.replace("\ufffd", "")
     parts = deltas(tokenizer, tokenizer.encode(text))
@@ -44,14 +44,13 @@ def test_no_delta_of_a_text_holds_a_replacement_character(zoo, name, text):
 
 
 def test_an_emoji_in_four_tokens_arrives_once_and_whole():
-    """B04 (a)."""
     tokenizer = Tokenizer.train("byte", [])
     assert deltas(tokenizer, [0xF0, 0x9F, 0x98, 0x80]) == ["", "", "", "😀", ""]
 
 
 @pytest.mark.parametrize("name", ["sentencepiece_bpe", "unigram"])
 def test_an_emoji_in_byte_fallback_tokens_arrives_whole(zoo, name):
-    """B04 (a), with SentencePiece's bytes."""
+    """With SentencePiece's bytes."""
     tokenizer = zoo[name]
     ids = [tokenizer.token_id(f"<0x{byte:02X}>") for byte in "a😀".encode()]
     assert "".join(deltas(tokenizer, ids)) == "a😀"
@@ -60,7 +59,6 @@ def test_an_emoji_in_byte_fallback_tokens_arrives_whole(zoo, name):
 
 @pytest.mark.parametrize("name", ["sentencepiece_bpe", "unigram", "metaspace"])
 def test_words_keep_the_space_before_them(zoo, name):
-    """B04 (b), (c)."""
     tokenizer = zoo[name]
     pieces = {"Hello world": ["▁Hello", "▁world"], "full stop": ["▁▁▁▁", "."]}
     ids = [tokenizer.token_id(piece) for piece in pieces["Hello world"]]
@@ -72,7 +70,6 @@ def test_words_keep_the_space_before_them(zoo, name):
 
 @pytest.mark.parametrize("name", ["byte", "bpe", "sentencepiece_bpe", "unigram"])
 def test_a_cut_inside_a_character_leaves_one_replacement_at_the_very_end(zoo, name):
-    """B04 (d)."""
     tokenizer = zoo[name]
     for text in ("ab😀", "abé", "ab数"):
         data = text.encode()
@@ -88,7 +85,7 @@ def test_a_cut_inside_a_character_leaves_one_replacement_at_the_very_end(zoo, na
 
 
 def test_a_push_does_not_grow_dearer_with_the_text(zoo):
-    """B04: every push decodes its own token and no other, where decoding the whole prefix would decode 2,001,000."""
+    """Every push decodes its own token and no other, where decoding the whole prefix would decode 2,001,000."""
     tokenizer = zoo["bpe"]
     decoded = []
     plain = tokenizer.stream()._pieces

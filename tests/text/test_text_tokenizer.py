@@ -97,7 +97,7 @@ def test_a_small_vocabulary_or_an_unfit_control_token_is_refused(texts):
 
 @pytest.mark.parametrize("name", ["byte", "bpe", "sentencepiece_bpe", "unigram", "flagged", "word_piece"])
 def test_text_that_spells_a_control_token_stays_text(zoo, name):
-    """B19: no id of a control token comes out of plain text, whatever the model; control=True is the opt-in."""
+    """No id of a control token comes out of plain text, whatever the model; control=True is the opt-in."""
     tokenizer = zoo[name]
     unknown = {tokenizer.token_id(token) for token in ("<unk>", "[UNK]")}
     around = set(tokenizer.prefix) | set(tokenizer.suffix)
@@ -113,7 +113,7 @@ def test_text_that_spells_a_control_token_stays_text(zoo, name):
 
 
 def test_a_unigram_piece_that_is_a_control_token_is_out_of_reach(zoo):
-    """B19: Unigram vocabularies hold their control tokens as pieces, which the library itself lets text reach."""
+    """Unigram vocabularies hold their control tokens as pieces, which the library itself lets text reach."""
     tokenizer = zoo["unigram"]
     tokenizer._library.encode_special_tokens = True
     assert 1 in tokenizer._library.encode("a</s>", add_special_tokens=False).ids
@@ -123,7 +123,7 @@ def test_a_unigram_piece_that_is_a_control_token_is_out_of_reach(zoo):
 
 
 def test_bos_follows_the_post_processor_unless_the_settings_say_otherwise(zoo, tmp_path):
-    """B57: by the model's own rule, once."""
+    """By the model's own rule, once."""
     tokenizer = zoo["sentencepiece_bpe"]
     assert tokenizer.encode("Hello")[0] == 1
     assert tokenizer.encode("Hello").count(1) == 1
@@ -143,7 +143,7 @@ def test_bos_follows_the_post_processor_unless_the_settings_say_otherwise(zoo, t
 
 
 def test_a_prompt_that_spells_bos_gets_no_second_one_when_control_is_read(zoo):
-    """B57: the stated rule for prompts that begin with the BOS text."""
+    """The stated rule for prompts that begin with the BOS text."""
     tokenizer = zoo["sentencepiece_bpe"]
     assert tokenizer.encode("<s>Hello", control=True).count(1) == 1
     assert tokenizer.encode("<s>Hello").count(1) == 1
@@ -194,7 +194,7 @@ def test_added_tokens_keep_their_own_characters(zoo):
 
 @pytest.mark.parametrize("wrong", [-1, 257, 10**9, 1.5, "3", None])
 def test_an_id_outside_the_vocabulary_is_refused(wrong):
-    """B54: rows of a model beyond the tokenizer's vocabulary are no tokens."""
+    """Rows of a model beyond the tokenizer's vocabulary are no tokens."""
     tokenizer = Tokenizer.train("byte", [])
     with pytest.raises(UserError, match="token id"):
         tokenizer.decode([65, wrong])
@@ -203,7 +203,7 @@ def test_an_id_outside_the_vocabulary_is_refused(wrong):
 
 
 def test_a_hole_in_the_vocabulary_is_counted_and_refused(zoo):
-    """B54: the size is one more than the largest id, not the number of tokens."""
+    """The size is one more than the largest id, not the number of tokens."""
     tokenizer = zoo["holey"]
     assert tokenizer.vocab_size == 5
     assert tokenizer.token(1) is None
@@ -213,7 +213,7 @@ def test_a_hole_in_the_vocabulary_is_counted_and_refused(zoo):
 
 
 def test_ids_that_the_library_would_change_are_refused(tmp_path):
-    """B54: an added token keeps the id its file gives it, or the file is refused."""
+    """An added token keeps the id its file gives it, or the file is refused."""
     Tokenizer.train("byte", [], control_tokens=["<a>", "<b>"]).save(tmp_path)
     state = json.loads((tmp_path / "tokenizer.json").read_text())
     state["added_tokens"][1]["id"] = 300
@@ -223,7 +223,7 @@ def test_ids_that_the_library_would_change_are_refused(tmp_path):
 
 
 def test_every_id_that_ends_a_sequence_is_known(tmp_path):
-    """B37: a list in generation_config.json joins the tokenizer's own EOS, and config.json's too."""
+    """A list in generation_config.json joins the tokenizer's own EOS, and config.json's too."""
     Tokenizer.train("byte", [], control_tokens=["<|endoftext|>", "<|im_end|>"]).save(tmp_path)
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [256, 257]}')
     (tmp_path / "config.json").write_text('{"eos_token_id": 9}')

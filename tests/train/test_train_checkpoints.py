@@ -56,7 +56,7 @@ def last(folder):
 
 
 def test_b62_a_checkpoint_holds_safetensors_and_json_alone(made):
-    """B62: nothing in it is, or is ever read as, a pickle."""
+    """Nothing in it is, or is ever read as, a pickle."""
     files = {p.suffix for p in last(made).rglob("*") if p.is_file()}
     assert files == {".json", ".safetensors"}
     for path in last(made).rglob("*.safetensors"):
@@ -65,7 +65,7 @@ def test_b62_a_checkpoint_holds_safetensors_and_json_alone(made):
 
 
 def test_b62_a_planted_pickle_is_not_opened(copied):
-    """B62: optimizer.pt beside, or in the place of, the optimiser's state."""
+    """Optimizer.pt beside, or in the place of, the optimiser's state."""
     canary = copied / "canary"
     evil = f"cos\nsystem\n(S'touch {canary}'\ntR.".encode()
     (last(copied) / "train" / "optimizer.pt").write_bytes(evil)

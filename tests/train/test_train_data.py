@@ -55,7 +55,7 @@ def test_inputs_are_the_tokens_before_the_targets():
 
 
 def test_b09_a_batch_depends_on_seed_and_step_alone():
-    """B09: reading other steps before, or none, changes nothing; epochs differ in order and phase."""
+    """Reading other steps before, or none, changes nothing; epochs differ in order and phase."""
     straight = data(90)
     hashes = [fingerprint(straight.batch(step)) for step in range(30)]
     assert len(set(hashes)) == 30

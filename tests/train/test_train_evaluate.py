@@ -127,7 +127,7 @@ def test_validation_is_the_whole_split_however_it_is_batched(tmp_path, documents
 
 
 def test_b65_evaluation_drops_nothing_and_gives_the_mode_back(tmp_path):
-    """B65: dropout 0.5, and a model left in training mode comes back so; random state is not touched."""
+    """Dropout 0.5, and a model left in training mode comes back so; random state is not touched."""
     run = table(tmp_path)
     corpus = prepare(run["data"]["sources"], tmp_path / "c", "byte", val_fraction=0.2)
     net = model().train()

@@ -92,7 +92,7 @@ SAMPLES = {"sample": {"prompts": ["000 the"], "max_new_tokens": 4}}
 
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
 def test_b09_stopped_and_resumed_equals_uninterrupted_bit_for_bit(tmp_path, kind):
-    """B09: dropout 0.1, an epoch of 7 steps, stopped at 5, 7 and 11, resumed in a new process."""
+    """Dropout 0.1, an epoch of 7 steps, stopped at 5, 7 and 11, resumed in a new process."""
     changes = {**DROPOUT, **SAMPLES, "optimizer": {"kind": kind, "lr": 0.01}}
     straight = go(tmp_path, "straight", **changes)
     assert straight.finished

@@ -31,7 +31,7 @@ def test_summed_loss_equals_the_definition(dtype):
 
 
 def test_b47_nothing_to_learn_gives_zero_and_finite_gradients():
-    """B47: a batch without targets."""
+    """A batch without targets."""
     logits = torch.randn(2, 3, 7, requires_grad=True)
     loss = summed_loss(logits, torch.zeros(2, 3, dtype=torch.int64), torch.zeros(2, 3, dtype=torch.bool))
     loss.backward()
@@ -40,7 +40,7 @@ def test_b47_nothing_to_learn_gives_zero_and_finite_gradients():
 
 
 def test_b47_targets_are_masked_by_mask_and_not_by_id():
-    """B47: ids [5, 6, E, E], mask [1, 1, 1, 0], pad = E: targets 6 and E train, the last does not."""
+    """Ids [5, 6, E, E], mask [1, 1, 1, 0], pad = E: targets 6 and E train, the last does not."""
     eos = 9
     batch = shifted(torch.tensor([[5, 6, eos, eos]]), torch.tensor([[True, True, True, False]]))
     assert batch.tokens.tolist() == [[5, 6, eos]]
@@ -54,7 +54,7 @@ def test_b47_targets_are_masked_by_mask_and_not_by_id():
 
 
 def test_b47_the_first_real_token_of_a_row_is_no_target():
-    """B47: also after padding on the left."""
+    """Also after padding on the left."""
     batch = shifted(torch.tensor([[0, 0, 5, 6, 7]]), torch.tensor([[False, False, True, True, True]]))
     assert batch.mask.tolist() == [[False, False, True, True]]
     assert batch.padding.tolist() == [[False, False, True, True]]
@@ -72,7 +72,7 @@ def test_supervised_tokens_and_document_borders_join():
 
 
 def test_b47_a_row_without_targets_changes_nothing():
-    """B47: a mixed batch equals the batch without that row, in loss and gradients."""
+    """A mixed batch equals the batch without that row, in loss and gradients."""
     model = build(load_spec({**RECIPE, "vocab_size": 11}), seed=1)
     g = torch.Generator().manual_seed(1)
     tokens, targets = torch.randint(11, (3, 6), generator=g), torch.randint(11, (3, 6), generator=g)

@@ -19,7 +19,7 @@ CHOICES = [AdamW(lr=0.01, weight_decay=0.3), Muon(lr=0.01, weight_decay=0.3, muo
 @pytest.mark.parametrize("choice", CHOICES)
 @pytest.mark.parametrize("recipe", [BIASED, LEARNED])
 def test_b48_groups_hold_every_parameter_once(choice, recipe):
-    """B48 and B33: group totals are all parameters, a tied weight once."""
+    """Group totals are all parameters, a tied weight once."""
     model = build(load_spec(recipe), seed=0)
     made = groups(model, choice)
     names = [name for group in made for name in group.names]
@@ -31,7 +31,7 @@ def test_b48_groups_hold_every_parameter_once(choice, recipe):
 
 @pytest.mark.parametrize("recipe", [BIASED, LEARNED])
 def test_b48_with_zero_gradients_only_matrices_of_blocks_and_head_shrink(recipe):
-    """B48: one AdamW step moves them by lr·wd, and norms, biases, positions and embeddings not at all."""
+    """One AdamW step moves them by lr·wd, and norms, biases, positions and embeddings not at all."""
     model = build(load_spec(recipe), seed=0)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     optimizer = Optimizer(model, CHOICES[0])
@@ -49,7 +49,7 @@ def test_b48_with_zero_gradients_only_matrices_of_blocks_and_head_shrink(recipe)
 
 
 def test_b33_after_a_step_a_tied_head_is_still_the_embedding():
-    """B33: the optimiser holds a tied weight once, and moves it once."""
+    """The optimiser holds a tied weight once, and moves it once."""
     model = build(load_spec(BIASED), seed=0)
     optimizer = Optimizer(model, CHOICES[0])
     table = model.decoder.embed.token.weight

@@ -71,7 +71,7 @@ def finish(processes):
 
 
 def test_b08_b43_two_processes_with_unequal_tokens_equal_one(tmp_path):
-    """B08, B43: loss, norm and weights after three clipped steps, the same numbers in both processes; tied once."""
+    """Loss, norm and weights after three clipped steps, the same numbers in both processes; tied once."""
     recipe = {**RECIPE, "vocab_size": 23}
     model = build(load_spec(recipe), seed=3).train()
     optimizer = Optimizer(model, AdamW(lr=0.01, eps=1e-3))

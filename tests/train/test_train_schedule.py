@@ -8,7 +8,7 @@ from anyformer.train.schedule import WSD, Constant, Cosine, Linear, ratio, span
 
 
 def test_b48_the_numbers_of_warm_up_and_cosine():
-    """B48: warm-up 4, total 10, peak 1, minimum 0.1."""
+    """Warm-up 4, total 10, peak 1, minimum 0.1."""
     schedule = Cosine(warmup=4, min_ratio=0.1)
     wanted = [0.25, 0.5, 0.75, 1, 1, 0.939711, 0.775, 0.55, 0.325, 0.160289, 0.1, 0.1, 0.1]
     assert [ratio(schedule, step, 10) for step in range(13)] == pytest.approx(wanted, abs=1e-6)
@@ -28,7 +28,7 @@ KINDS = {
 @settings(deadline=None, max_examples=60)
 @given(total=st.integers(1, 60), data=st.data())
 def test_b48_every_schedule_starts_above_zero_hits_its_peak_and_keeps_its_minimum(kind, total, data):
-    """B48: warm-up 0 and warm-up = total are fine."""
+    """Warm-up 0 and warm-up = total are fine."""
     warmup = data.draw(st.integers(0, total))
     low = data.draw(st.sampled_from([0.0, 0.1, 0.5]))
     schedule = KINDS[kind](warmup, low)

@@ -28,7 +28,7 @@ def sgd_like():
 
 
 def test_b08_reported_loss_is_the_mean_over_all_tokens():
-    """B08: 2 tokens with summed loss 8 and 8 tokens with summed loss 4 give 12 / 10 = 1.2, and not 2.25."""
+    """2 tokens with summed loss 8 and 8 tokens with summed loss 4 give 12 / 10 = 1.2, and not 2.25."""
     model = torch.nn.Linear(1, 1, bias=False)
     first, second = rows_of([2]), rows_of([8])
 
@@ -50,7 +50,7 @@ def run_once(model, batches, **arguments):
 
 @pytest.mark.parametrize("clip", [0.0, 0.1])
 def test_b08_any_split_into_micro_batches_is_the_same_step(clip):
-    """B08: 1 × 4 rows, 2 × 2 and 4 × 1 of different lengths give equal weights."""
+    """1 × 4 rows, 2 × 2 and 4 × 1 of different lengths give equal weights."""
     batch = rows_of([9, 2, 5, 1])
     outcomes = [run_once(build(SPEC, seed=3), batch.micro(rows), clip=clip) for rows in (4, 2, 1, 3)]
     for result, weights in outcomes[1:]:
@@ -62,7 +62,7 @@ def test_b08_any_split_into_micro_batches_is_the_same_step(clip):
 
 
 def test_b08_an_incomplete_group_is_normalised_by_its_own_tokens():
-    """B08: 5 micro-batches by twos are three updates; the last one's gradient is the mean over its own tokens."""
+    """5 micro-batches by twos are three updates; the last one's gradient is the mean over its own tokens."""
     micro = [rows_of([n], seed=n) for n in (3, 8, 2, 7, 4)]
     model = build(SPEC, seed=3)
     optimizer = Optimizer(model, sgd_like())
@@ -81,7 +81,7 @@ def test_b08_an_incomplete_group_is_normalised_by_its_own_tokens():
 
 
 def test_b43_clipping_scales_the_whole_gradient():
-    """B43: the norm is that of all parameters together: (3, 4) has norm 5 and becomes (0.6, 0.8)."""
+    """The norm is that of all parameters together: (3, 4) has norm 5 and becomes (0.6, 0.8)."""
     parts = [torch.tensor([3.0]), torch.tensor([[4.0]])]
     assert float(global_norm(parts)) == 5.0
 
@@ -114,7 +114,7 @@ def test_b43_clipping_scales_the_whole_gradient():
 
 
 def test_b47_a_step_without_targets_moves_nothing():
-    """B47: weights stay, decay aside."""
+    """Weights stay, decay aside."""
     model = build(SPEC, seed=3)
     before = [p.detach().clone() for p in model.parameters()]
     optimizer = Optimizer(model, AdamW(lr=0.01, weight_decay=0.0))

@@ -181,9 +181,10 @@ class _Decoding:
         modules = list(self.model.modules())
         cache = self._cache(rows)
         tokens, padding = self._padded([self.prompts[row] for row in rows])
+        first = self._prefix(rows)
         while True:
             with _evaluating(modules):
-                logits = self.model(tokens, padding=padding, cache=cache, last_only=True)[:, -1]
+                logits = self.model(tokens, padding=padding, cache=cache, last_only=True, **first)[:, -1]
                 ids = self.sampler(logits, rows)
             steps = [self._step(row, token) for row, token in zip(rows, ids, strict=True)]
             yield from steps
@@ -194,6 +195,14 @@ class _Decoding:
                 cache.select(torch.tensor(going, device=self.device))
                 rows = [rows[place] for place in going]
             tokens, padding = torch.tensor([[ids[place]] for place in going], device=self.device), None
+            first = {}
+
+    def _prefix(self, rows: list[int]) -> dict[str, Tensor]:
+        """Where layers have prefix masks, the prompts are the prefixes."""
+        blocks = decoder_of(self.model.spec).blocks
+        if not any(block.attention.mask.kind == "prefix" for block in blocks):
+            return {}
+        return {"prefix": torch.tensor([len(self.prompts[row]) for row in rows], device=self.device)}
 
     def _cache(self, rows: list[int]) -> "Cache":
         # The last token of a row is never fed, so it needs no place.

@@ -12,7 +12,7 @@ from anyformer.nn.attend import Backend, attend, masks
 from anyformer.nn.attention import Scores
 from anyformer.nn.layers import NormLayer
 from anyformer.nn.model import Model
-from anyformer.nn.moe import Router, moe_layers
+from anyformer.nn.moe import Router
 from anyformer.nn.position import rotation
 from anyformer.spec.parts import ModelSpec
 from anyformer.spec.positions import Rope
@@ -27,10 +27,11 @@ FAR = 100_000
 def precision(model: Model, seed: int) -> Result:
     """In bfloat16, float16 and under autocast all is finite, and near the same weights computed in float32.
 
-    Near: the distance ‖half − float32‖₂ over all outputs is at most 8 times that which one rounding makes. That is the
-    larger of ε·‖float32‖₂, with ε the dtype's epsilon, and of what the outputs move by in float32 when every weight
-    moves by up to ε/2 of itself: a model that amplifies small changes amplifies roundings. In a mixture of experts,
-    whose choice is discontinuous, the median of that over tokens. Gradients under autocast are finite.
+    Near: ‖half − float32‖₂ / ‖float32‖₂ of a token's outputs is in the median over tokens at most 8 times that which one
+    rounding makes: the larger of the dtype's epsilon ε and of what the outputs move by in float32 when every weight
+    moves by up to ε/2 of itself, since a model that amplifies small changes amplifies roundings. The median, because a
+    choice of experts, or a norm of what few ReLUs let through, is discontinuous for some tokens. Gradients under
+    autocast are finite.
 
     The parts that must not lose precision are held to float64 one by one: norms of vectors whose squares no half holds,
     rotary tables at position 100,000, attention with sharp scores, a router's logits and weights.
@@ -63,7 +64,6 @@ class _Yard:
     """
 
     def __init__(self, model: Model, inputs: dict[str, Any], half: torch.dtype, draw: Draw) -> None:
-        self.discrete = bool(moe_layers(model))
         self.right = outputs(model, inputs)
         eps = torch.finfo(half).eps
         moved = copy.deepcopy(model)
@@ -73,9 +73,7 @@ class _Yard:
 
     def _distance(self, got: Tensor) -> float:
         got, want = got.double().flatten(0, -2), self.right.double().flatten(0, -2)
-        if self.discrete:
-            return float(((got - want).norm(dim=-1) / want.norm(dim=-1).clamp(min=1e-6)).median())
-        return float((got - want).norm() / want.norm().clamp(min=1e-6))
+        return float(((got - want).norm(dim=-1) / want.norm(dim=-1).clamp(min=1e-6)).median())
 
     def near(self, got: Tensor, where: str, findings: Findings) -> None:
         """Outputs that are near, and finite."""

@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 from anyformer.nn.attention import GroupedAttention
 from anyformer.nn.ffn import feed_forward
-from anyformer.nn.frame import Frame, Memory
+from anyformer.nn.frame import Frame, Memory, said
 from anyformer.nn.latent import LatentAttention
 from anyformer.nn.layers import norm_layer
 from anyformer.nn.moe import MoELayer
@@ -42,7 +42,7 @@ class Block(nn.Module):
 
     def __init__(self, spec: BlockSpec, d_model: int, d_source: int | None = None) -> None:
         super().__init__()
-        self.spec = spec
+        self.spec, self.d_model = spec, d_model
         self.parallel = isinstance(spec.wiring, Parallel)
         self.shared_norm = isinstance(spec.wiring, Parallel) and spec.wiring.shared_norm
         attention = spec.attention
@@ -75,6 +75,7 @@ class Block(nn.Module):
             if (memory is None) != (self.cross is None):
                 remedy = "is given memory=…" if self.cross is not None else "takes no memory"
                 raise ValueError(f"a block {'with' if self.cross is not None else 'without'} cross-attention {remedy}")
+            self._check(x)
             frame = Frame.of(x, memory=None if memory is None else Memory(memory))
         x = see(tap, "resid_pre", x)
         one, two = self.attention_norms, self.ffn_norms
@@ -91,6 +92,11 @@ class Block(nn.Module):
             x = see(tap, "resid_cross", norms.residual(norms.kept(x) + see(tap, "cross_out", cross_out)))
         mlp_out = see(tap, "mlp_out", two.added(self._fed(two.before(x), frame, layer)))
         return see(tap, "resid_post", two.residual(two.kept(x) + mlp_out))
+
+    def _check(self, x: Tensor) -> None:
+        """Raises `ValueError` for what a block by itself cannot read; within a model the model has checked."""
+        if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[2] != self.d_model or not x.is_floating_point():
+            raise ValueError(f"a block reads floating-point numbers [B, T, {self.d_model}]; got {said(x)}")
 
     def _fed(self, x: Tensor, frame: Frame, layer: int) -> Tensor:
         fed: Tensor = self.ffn(x, frame.real, frame.routing) if isinstance(self.ffn, MoELayer) else self.ffn(x)

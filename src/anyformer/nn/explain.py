@@ -10,7 +10,8 @@ from anyformer.nn.attend.bias import AlibiBias, Bias, BucketBias
 from anyformer.nn.attend.call import checked
 from anyformer.nn.attend.masks import Causal, Everything, Visible, Window
 from anyformer.nn.block import Block
-from anyformer.spec.attention import Attention, Bidirectional
+from anyformer.nn.latent import absorbs
+from anyformer.spec.attention import Attention, Bidirectional, Latent
 from anyformer.spec.positions import Alibi, RelativeBias
 
 
@@ -39,11 +40,12 @@ def choices(
 
 def _choice(layer: str, spec: Attention, asked: str, sizes: tuple[int, int, int], training: bool) -> Choice:
     b, t, s = sizes
-    shapes = (
-        (b, t, spec.n_heads, spec.d_head),
-        (b, s, spec.n_kv_heads, spec.d_head),
-        (b, s, spec.n_kv_heads, spec.d_value),
-    )
+    if isinstance(spec, Latent) and s > t and absorbs(spec, t, s):
+        width = spec.kv_rank + spec.d_rope
+        heads, widths = (spec.n_heads, 1, 1), (width, width, width)
+    else:
+        heads, widths = (spec.n_heads, spec.n_kv_heads, spec.n_kv_heads), (spec.d_head, spec.d_head, spec.d_value)
+    shapes = ((b, n, h, d) for n, h, d in zip((t, s, s), heads, widths, strict=True))
     q, k, v = (torch.empty(shape, device="meta", requires_grad=training) for shape in shapes)
     sinks = torch.empty(spec.n_heads, device="meta") if spec.sink_logit else None
     dropout = spec.dropout if training else 0.0

@@ -225,6 +225,7 @@ class Frame:
         cache: Cache | None = None,
         memory: Memory | None = None,
         routing: "Routing | None" = None,
+        shared_table: Tensor | None = None,
     ) -> "Frame":
         """The frame of a call on x [B, T, …]. Raises `ValueError` for what does not fit together.
 
@@ -237,6 +238,7 @@ class Frame:
             cache: where to go on.
             memory: the encoder's output.
             routing: collects what mixtures of experts chose.
+            shared_table: the stack's relative table.
         """
         b, t = x.shape[:2]
         check_like(padding, "padding", torch.bool, x)
@@ -247,6 +249,8 @@ class Frame:
             if cache.batch != b:
                 raise ValueError(f"the cache has {cache.batch} rows and the input {b}")
         step = None if cache is None else cache.begin(t, padding)
+        if step is not None and step.real is None:
+            padding = None
         if positions is not None:
             fits = isinstance(positions, Tensor) and tuple(positions.shape) in ((t,), (1, t), (b, t))
             if not fits or positions.dtype != torch.int64:
@@ -263,7 +267,7 @@ class Frame:
             prefix = _prefix(prefix, (b, t), order, padding, segments, step)
         if cache is not None and step is not None:
             cache.place(step, positions)
-        return Frame(positions, padding, segments, prefix, cache, step, memory, routing, order=order)
+        return Frame(positions, padding, segments, prefix, cache, step, memory, routing, shared_table, order)
 
 
 def _key(rope: Rope) -> tuple[object, ...]:

@@ -64,6 +64,8 @@ def initialise(model: nn.Module, depths: Mapping[str, int], *, seed: int, init: 
         init: a name in `INITS`, or rules.
     """
     rules = resolve(init)
+    if isinstance(seed, bool) or not isinstance(seed, int) or not -(2**63) <= seed < 2**63:
+        raise ValueError(f"seed is a whole number of 64 bits; got {seed!r}")
     generator = torch.Generator().manual_seed(seed)
     parameters = dict(model.named_parameters())
     starts = _starts(model)

@@ -9,7 +9,7 @@ from anyformer.nn.attend import BACKENDS, Backend
 from anyformer.nn.block import Block
 from anyformer.nn.cache import Cache
 from anyformer.nn.explain import Choice, choices
-from anyformer.nn.frame import Frame, Memory
+from anyformer.nn.frame import Frame, Memory, check_like, said
 from anyformer.nn.heads import LabelHeadLayer, LanguageHeadLayer, PoolerLayer, pooled
 from anyformer.nn.init import Init, initialise
 from anyformer.nn.moe import Routing
@@ -144,8 +144,15 @@ class Model(nn.Module):
         if stack is None:
             raise ValueError("this model has no encoder; model.hidden(…) gives the decoder's hidden states")
         x = self._embedded("encoder", tokens, embeddings)
-        _check_types(types, x)
-        frame = Frame.of(x, padding=padding, segments=segments, positions=positions, routing=routing)
+        check_like(types, "types", torch.int64, x)
+        frame = Frame.of(
+            x,
+            padding=padding,
+            segments=segments,
+            positions=positions,
+            routing=routing,
+            shared_table=self.encoder.shared_table,
+        )
         states: Tensor = self.encoder(x, frame, types, tap)
         if tap is not None and self.spec.decoder is None:
             tap.check()
@@ -172,13 +179,14 @@ class Model(nn.Module):
         """Hidden states of the last stack."""
         name, stack = list(self.spec.stacks.items())[-1]
         x = self._embedded(name, tokens, embeddings)
-        _check_types(types, x)
-        if cache is not None and name == "encoder":
-            raise ValueError("an encoder sees whole sequences and keeps no cache")
+        check_like(types, "types", torch.int64, x)
+        if cache is not None:
+            self._check_cache(cache)
         if prefix is not None and not any(isinstance(b.attention.mask, Prefix) for b in stack.blocks):
             raise ValueError('prefix is for layers with mask = "prefix", and this model has none')
         given = (source, source_padding, source_segments, memory)
         remembered = self._memory(*given, x, segments, cache, routing, tap)
+        module = self.encoder if name == "encoder" else self.decoder
         frame = Frame.of(
             x,
             padding=padding,
@@ -188,8 +196,9 @@ class Model(nn.Module):
             cache=cache,
             memory=remembered,
             routing=routing,
+            shared_table=module.shared_table,
         )
-        hidden = (self.encoder if name == "encoder" else self.decoder)(x, frame, types, tap)
+        hidden = module(x, frame, types, tap)
         return _Run(hidden, frame, tap)
 
     def _memory(
@@ -231,19 +240,22 @@ class Model(nn.Module):
         """Raises `ValueError` for a source, or an encoder's output in its place, that is not one for the target x."""
         assert self.spec.encoder is not None
         b, c = x.shape[0], self.spec.encoder.d_model
-        if memory is not None:
-            given, fits = memory, memory.dim() == 3 and memory.shape[0] == b and memory.shape[2] == c
-        else:
-            assert source is not None
-            given, fits = source, source.dim() == 2 and source.shape[0] == b
-        if not fits:
-            raise ValueError(f"the source is [{b}, S] or memory [{b}, S, {c}]; got {list(given.shape)}")
+        given, rest = (source, ()) if memory is None else (memory, (c,))
+        if not isinstance(given, Tensor) or given.shape[:1] != (b,) or given.shape[2:] != rest or not given.numel():
+            raise ValueError(f"the source is [{b}, S] or memory [{b}, S, {c}] with S at least 1; got {said(given)}")
         if memory is not None:
             _check_floats("memory", memory, self.token_table("encoder"))
-        shape = list(given.shape[:2])
-        for name, value, dtype in (("source_padding", padding, torch.bool), ("source_segments", segments, torch.int64)):
-            if value is not None and (value.dtype != dtype or list(value.shape) != shape):
-                raise ValueError(f"{name} is {dtype} {shape} like the source; got {value.dtype} {list(value.shape)}")
+        check_like(padding, "source_padding", torch.bool, given, "the source")
+        check_like(segments, "source_segments", torch.int64, given, "the source")
+
+    def _check_cache(self, cache: Cache) -> None:
+        if not isinstance(cache, Cache):
+            raise ValueError(f"cache is what model.new_cache(…) gives; got {said(cache)}")
+        if self.spec.decoder is None:
+            raise ValueError("an encoder sees whole sequences and keeps no cache")
+        if not torch.compiler.is_compiling():
+            table = self.token_table("decoder")
+            cache.check(self.decoder.keeps, table.dtype, table.device)
 
     def token_table(self, stack: str) -> Tensor:
         """The token table [V, E] that a stack reads, its own or the one that it is tied to."""
@@ -272,16 +284,15 @@ class Model(nn.Module):
             raise ValueError("give tokens or embeddings, one of them")
         stack = self.encoder if name == "encoder" else self.decoder
         if tokens is not None:
-            if tokens.dim() != 2 or tokens.dtype not in (torch.int64, torch.int32) or not tokens.numel():
-                got = f"{tokens.dtype} {list(tokens.shape)}"
-                raise ValueError(f"tokens are int64 [B, T] with B and T at least 1; got {got}")
+            fits = isinstance(tokens, Tensor) and tokens.dim() == 2 and tokens.numel()
+            if not fits or tokens.dtype not in (torch.int64, torch.int32):
+                raise ValueError(f"tokens are int64 [B, T] with B and T at least 1; got {said(tokens)}")
             return stack.embed.lookup(tokens, self.token_table(name))
         assert embeddings is not None
         c = stack.spec.d_embed
-        fits = embeddings.dim() == 3 and embeddings.shape[-1] == c and embeddings.numel()
-        if not fits or not embeddings.is_floating_point():
-            got = f"{embeddings.dtype} {list(embeddings.shape)}"
-            raise ValueError(f"embeddings are floating-point numbers [B, T, {c}]; got {got}")
+        fits = isinstance(embeddings, Tensor) and embeddings.dim() == 3 and embeddings.shape[-1] == c
+        if not fits or not embeddings.numel() or not embeddings.is_floating_point():
+            raise ValueError(f"embeddings are floating-point numbers [B, T, {c}]; got {said(embeddings)}")
         _check_floats("embeddings", embeddings, self.token_table(name))
         return embeddings
 
@@ -310,6 +321,7 @@ class Model(nn.Module):
             device=weight.device,
             positions=self.decoder.needs_positions,
             reads_source=self.spec.encoder is not None,
+            made_for=self.decoder.keeps,
         )
 
     def layers(self) -> list[Block]:
@@ -319,7 +331,7 @@ class Model(nn.Module):
 
     def use_backend(self, backend: Backend) -> "Model":
         """Makes every layer compute attention by the named backend ("auto" chooses). Returns the model."""
-        if backend != "auto" and backend not in BACKENDS:
+        if backend not in ("auto", *BACKENDS):
             raise ValueError(f"unknown backend {backend!r}; known: auto, {', '.join(BACKENDS)}")
         for block in self.layers():
             for attention in (block.attention, block.cross):
@@ -370,25 +382,27 @@ def _check_floats(name: str, value: Tensor, like: Tensor) -> None:
         raise ValueError(f"{name} should be {like.dtype} like the model; {got}")
 
 
-def _check_types(types: Tensor | None, x: Tensor) -> None:
-    if types is not None and (types.dtype != torch.int64 or types.shape != x.shape[:2]):
-        shape = list(x.shape[:2])
-        raise ValueError(f"types are int64 {shape} like the input; got {types.dtype} {list(types.shape)}")
-
-
 def _finish(frame: Frame, tap: Tap | None) -> None:
-    """The last acts of a call: the cache counts what it stored, a tap's names are held to the sites there were."""
-    if frame.cache is not None and frame.step is not None:
-        frame.cache.advance(frame.step)
+    """The last acts of a call: a tap's names are held to the sites there were, the cache counts what it stored."""
     if tap is not None:
         tap.check()
+    if frame.cache is not None and frame.step is not None:
+        frame.cache.advance(frame.step)
 
 
 def _dtype(name: str | torch.dtype) -> torch.dtype:
-    dtype = name if isinstance(name, torch.dtype) else getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+    known = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+    dtype = getattr(torch, name, None) if isinstance(name, str) else name
+    if dtype not in known:
         raise ValueError(f"unknown dtype {name!r}; known: float32, bfloat16, float16, float64")
     return dtype
+
+
+def _device(name: str | torch.device) -> torch.device:
+    try:
+        return torch.device(name)
+    except (RuntimeError, TypeError):
+        raise ValueError(f"unknown device {name!r}; cpu, cuda and meta are some, as torch names them") from None
 
 
 def build(
@@ -414,7 +428,7 @@ def build(
         raise ValueError(f"build takes a specification, and got {spec!r}; af.load_spec(name or file) gives one")
     with torch.device("meta"):
         model = Model(spec).to(_dtype(dtype))
-    if torch.device(device).type != "meta":
+    if _device(device).type != "meta":
         model.to_empty(device=device)
         depths = {f"{name}.": stack.n_layers for name, stack in spec.stacks.items()}
         initialise(model, depths, seed=seed, init=init)
@@ -438,9 +452,12 @@ def build_block(
     """
     if not isinstance(spec, BlockSpec):
         raise ValueError(f"build_block takes a block, such as spec.decoder.blocks[0]; got a {type(spec).__name__}")
+    for name, width in (("d_model", d_model), ("d_source", d_source)):
+        if width is not None and (isinstance(width, bool) or not isinstance(width, int) or width < 1):
+            raise ValueError(f"{name} is a number of channels, at least 1; got {width!r}")
     with torch.device("meta"):
         block = Block(spec, d_model, d_source).to(_dtype(dtype))
-    if torch.device(device).type != "meta":
+    if _device(device).type != "meta":
         block.to_empty(device=device)
         initialise(block, {"": 1}, seed=seed, init=init)
     return block.eval()

@@ -258,12 +258,15 @@ class MoELayer(nn.Module):
         if routing is not None:
             routing.add(self, choice, real)
         expert, order = torch.sort(choice.experts.flatten(), stable=True)
-        token = order // self.spec.top_k
+        k = self.spec.top_k
         counts = _counts(expert[None], self.spec.n_experts)[0]
-        out: Tensor = self.experts(x.reshape(b * t, c).index_select(0, token), expert, counts)
+        # Each pair is moved once there and once back: the gradient of a token is then a sum in a fixed order on every
+        # device, where adding pairs at their token's place would use atomics on a GPU.
+        pairs = x.unsqueeze(2).expand(b, t, k, c).reshape(b * t * k, c).index_select(0, order)
+        out: Tensor = self.experts(pairs, expert, counts)
         wide = exact(x.dtype)
-        weighted = out.to(wide) * choice.weights.flatten().index_select(0, order)[:, None]
-        mixed = weighted.new_zeros(b * t, c).index_add(0, token, weighted).view(b, t, c)
+        back = out.index_select(0, order.argsort()).view(b, t, k, c)
+        mixed = (back.to(wide) * choice.weights.unsqueeze(-1)).sum(2)
         return (mixed + self._common(x).to(wide) if self.shared is not None else mixed).to(out.dtype)
 
     def _common(self, x: Tensor) -> Tensor:

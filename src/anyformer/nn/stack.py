@@ -60,7 +60,6 @@ class Stack(nn.Module):
     def forward(self, x: Tensor, frame: Frame, types: Tensor | None, tap: Tap | None) -> Tensor:
         """Token vectors [B, T, E] -> hidden states [B, T, C]."""
         prefix = self.prefix
-        frame.shared_table = None if self.relative_bias is None else self.relative_bias.weight
         x = see(tap, f"{prefix}embed", self.embed(x, frame.positions, types))
         for index in range(self.spec.n_layers):
             under = None if tap is None else Under(tap, f"{prefix}blocks.{index}.")
@@ -75,6 +74,11 @@ class Stack(nn.Module):
             ring = kind == "ring" and mask.window is not None
             found.append(Layout(stores, mask.window, mask.sinks) if ring else Layout(stores))
         return found
+
+    @property
+    def shared_table(self) -> Tensor | None:
+        """The relative table [n_buckets, H] that layers share, where there is one."""
+        return None if self.relative_bias is None else self.relative_bias.weight
 
     @property
     def needs_positions(self) -> bool:

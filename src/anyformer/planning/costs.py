@@ -143,6 +143,9 @@ def plan(
     """
     if not isinstance(spec, ModelSpec):
         raise UserError("plan takes a specification", got=repr(spec), remedy="af.load_spec(name or file) gives one")
+    for name, number in (("batch", batch), ("context", context), ("source", source), ("prefix", prefix)):
+        if number is not None and (isinstance(number, bool) or not isinstance(number, int)):
+            raise UserError("a plan is for a whole number of rows and tokens", where=name, got=repr(number))
     if batch < 1:
         raise UserError("a plan needs at least one row of one token", got=f"batch={batch}")
     row = _row(spec, context, source, prefix)

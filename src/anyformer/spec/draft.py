@@ -115,10 +115,12 @@ def _judged(layer: LayerRecipe, root: Recipe, unknown: set[str]) -> list[Problem
         if {"norm", "placement", "alpha", "beta"} & {path.partition(".")[0] for path in unknown}:
             unknown.add("norms")
     else:
-        for key in ("alpha", "beta"):
+        for key in ("placement", "alpha", "beta"):
             if getattr(layer, key) is not None:
                 why = "`norms` says every branch by itself"
-                remedy = f"norms.attention.{key} and the like would do"
+                remedy = (
+                    "leave one of the two out" if key == "placement" else f"norms.attention.{key} and the like would do"
+                )
                 problems.append(Problem(key, why, getattr(layer, key), remedy))
     block = BlockSpec.model_construct(**block_parts(layer, root))
     found = list(apply(BLOCK_RULES, Reader(block, unknown)))

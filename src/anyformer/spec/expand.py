@@ -38,6 +38,21 @@ def _refuse(problems: Iterable[Problem], where: object) -> None:
         raise SpecError(list(found.values()), where=where)
 
 
+def _unnamed(recipe: Any, place: str = "") -> list[Problem]:
+    """Keys that are no words, which Python's tables may have and no file can."""
+    if not place and not isinstance(recipe, Mapping):
+        return [Problem("(the whole)", "should be a table", recipe, "a recipe's keys and values would do")]
+    found: list[Problem] = []
+    if isinstance(recipe, Mapping):
+        for key, value in recipe.items():
+            at = f"{place}.{key}".lstrip(".")
+            found += _unnamed(value, at) if isinstance(key, str) else [Problem(at, "a key is a word", key)]
+    elif isinstance(recipe, list | tuple):
+        for index, value in enumerate(recipe):
+            found += _unnamed(value, f"{place}.{index}")
+    return found
+
+
 def expand(recipe: Mapping[str, Any], *, where: object = None) -> ModelSpec:
     """Builds the specification that a recipe describes. Raises `SpecError` with every problem found.
 
@@ -45,6 +60,7 @@ def expand(recipe: Mapping[str, Any], *, where: object = None) -> ModelSpec:
         recipe: nested tables as TOML gives them.
         where: the file's name for messages.
     """
+    _refuse(_unnamed(recipe), where)
     raw = normalise(recipe)
     tables, problems = stack_tables(raw)
     both = len(tables) > 1

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from anyformer.spec.part import Activation, Experts, InnerWidth, NotNegative, Part, Positive, Rate
+from anyformer.spec.part import Activation, Experts, InnerWidth, NotNegative, Number, Part, Positive, Rate
 
 
 class Dense(Part):
@@ -29,7 +29,7 @@ class Gated(Part):
     d_ff: InnerWidth
     bias: bool = False
     limit: Positive | None = None
-    up_offset: float = 0.0
+    up_offset: Number = 0.0
     dropout: Rate = 0.0
     out_dropout: Rate = 0.0
 

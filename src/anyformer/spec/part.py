@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 
 class Part(BaseModel):
@@ -25,8 +25,19 @@ Heads = Annotated[int, Field(ge=1, le=MAX_HEADS)]
 Experts = Annotated[int, Field(ge=1, le=MAX_EXPERTS)]
 Vocabulary = Annotated[int, Field(ge=1, le=MAX_VOCABULARY)]
 Length = Annotated[int, Field(ge=1, le=MAX_POSITIONS)]
-Positive = Annotated[float, Field(gt=0)]
-NotNegative = Annotated[float, Field(ge=0)]
+LARGEST = 1e30
+"""Numbers and their inverses stay within what float32 and bfloat16 hold."""
+
+
+def _not_tiny(value: float) -> float:
+    if value < 1 / LARGEST:
+        raise ValueError(f"should be at least {1 / LARGEST:g}: smaller numbers are lost in float32")
+    return value
+
+
+Number = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
+Positive = Annotated[float, Field(gt=0, le=LARGEST), AfterValidator(_not_tiny)]
+NotNegative = Annotated[float, Field(ge=0, le=LARGEST)]
 Rate = Annotated[float, Field(ge=0, lt=1)]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "relu2", "quick_gelu", "sigmoid", "tanh", "identity"]
 

@@ -171,11 +171,13 @@ def from_pydantic(
         words: for a key, the words that stand for one of its kinds, beside the kinds themselves.
         hint: what is known of keys that are often looked for in the wrong table.
     """
-    # A list whose entries are broken is also called too short, whatever its length.
+    # A list whose entries are broken is also called too short, whatever its length; a default that would follow from
+    # broken fields is no problem of its own.
     problems = [
         _one(each, raw, keys_at, words or {}, hint)
         for each in error.errors(include_url=False)
-        if each["type"] != "too_short" or not look_up(raw, raw_path(raw, each["loc"]))
+        if each["type"] != "default_factory_not_called"
+        and (each["type"] != "too_short" or not look_up(raw, raw_path(raw, each["loc"])))
     ]
     misspelt = {
         (p.path.rpartition(".")[0], p.remedy.split("`")[1])

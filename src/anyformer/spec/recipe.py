@@ -10,6 +10,7 @@ from pydantic import Field
 
 from anyformer.spec.keys import known_keys
 from anyformer.spec.norms import LayerNorm
+from anyformer.spec.part import Number
 from anyformer.spec.parts import (
     MAX_LAYERS,
     Activation,
@@ -93,7 +94,7 @@ class GatedRecipe(_FeedForwardRecipe):
     kind: Literal["gated"] = "gated"
     multiple_of: Width = 64
     limit: Positive | None = None
-    up_offset: float = 0.0
+    up_offset: Number = 0.0
 
 
 SingleRecipe = Annotated[DenseRecipe | GatedRecipe, Field(discriminator="kind")]
@@ -119,7 +120,7 @@ class LayerRecipe(Part):
     cross: GroupedRecipe | None = None
     ffn: Annotated[DenseRecipe | GatedRecipe | MoERecipe, Field(discriminator="kind")]
     norm: Norm = RMSNorm()
-    placement: Placement = "pre"
+    placement: Placement | None = None
     alpha: Positive | None = None
     beta: Positive | None = None
     norms: Norms | None = None

@@ -105,7 +105,7 @@ def block_parts(layer: LayerRecipe, stack: StackRecipe) -> dict[str, Any]:
     norms = layer.norms
     if norms is None:
         alpha, beta = first(layer.alpha, 1.0), first(layer.beta, 1.0)
-        norms = placed(layer.norm, layer.placement, alpha=alpha, beta=beta, cross=layer.cross is not None)
+        norms = placed(layer.norm, layer.placement or "pre", alpha=alpha, beta=beta, cross=layer.cross is not None)
     return {
         "attention": latent(attention, stack) if isinstance(attention, LatentRecipe) else grouped(attention, stack),
         "cross": None if layer.cross is None else grouped(layer.cross, stack),

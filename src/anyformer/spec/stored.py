@@ -45,6 +45,7 @@ def _spread_stack(name: str, stack: dict[str, Any], *, once: bool) -> dict[str, 
     if not isinstance(runs, list):
         return stack
     blocks: list[Any] = []
+    total = 0
     for index, run in enumerate(runs):
         repeat = run.get("repeat") if isinstance(run, dict) else None
         if (
@@ -55,6 +56,9 @@ def _spread_stack(name: str, stack: dict[str, Any], *, once: bool) -> dict[str, 
         ):
             problem = Problem(f"{name}.blocks.{index}", 'is not a run {"repeat": 1 or more, "block": {…}}')
             raise SpecError([problem])
+        total += repeat
+        if total > MAX_LAYERS:
+            raise SpecError([Problem(f"{name}.blocks", f"has more than {MAX_LAYERS:,} layers")])
         blocks += [run["block"]] * (1 if once else repeat)
     return {**stack, "blocks": blocks}
 
@@ -72,7 +76,7 @@ def from_json(text: str, *, where: object = None) -> ModelSpec:
     """The specification in JSON `text`; older formats are migrated. Raises `SpecError`."""
     try:
         table = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise SpecError([Problem("(the whole)", f"is not JSON: {error}")], where=where) from None
     if not isinstance(table, dict):
         raise SpecError([Problem("(the whole)", "is not a JSON object")], where=where)

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
 from anyformer.errors import UserError
+from anyformer.spec.attention import Prefix
 from anyformer.spec.expand import expand
 from anyformer.spec.overrides import apply_overrides
 from anyformer.spec.parts import Count, Length, ModelSpec, Part, Positive, Rate, Vocabulary
@@ -260,6 +261,14 @@ class Run(Part):
 def _require_trainable(spec: ModelSpec) -> None:
     """Raises `UserError` for a model that does not predict each next token of its own input."""
     if spec.generates and spec.encoder is None:
+        if any(isinstance(block.attention.mask, Prefix) for block in spec.last.blocks):
+            raise UserError(
+                "a prefix model cannot be trained here",
+                where="model.attention.mask",
+                got="prefix",
+                expected="causal: a running text has no prefix that its tokens could all see",
+                remedy='mask = "causal"; the weights fit a model with prefix masks',
+            )
         return
     head = "no head" if spec.head is None else f"a {spec.head.kind} head"
     raise UserError(

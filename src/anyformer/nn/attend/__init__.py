@@ -45,7 +45,7 @@ def attend(
         softcap: c in c·tanh(score / c), before bias and mask; None for none.
         sinks: a logit per head [H] that takes part in the softmax and has no value.
         dropout: the rate on the weights, applied whenever it is above 0.
-        backend: "reference", "fused", or "auto" for the fastest that supports the call.
+        backend: "reference", "tiled", "fused", "flex", or "auto" for the fastest that supports the call.
 
     Returns:
         [B, T, H, Dv] in q's dtype. A query that sees nothing gives zeros, with finite gradients.

@@ -59,6 +59,14 @@ def attend(call: Call) -> Tensor:
 
 def lowering(call: Call) -> Lowering:
     """How the kernels compute a call, without computing anything. Raises `Unsupported` for what they cannot."""
+    found = call.memo.get("fused")
+    if found is None:
+        # Choosing a backend asks, and then the backend: a decoded token would pay twice.
+        found = call.memo["fused"] = _lowering(call)
+    return found
+
+
+def _lowering(call: Call) -> Lowering:
     if call.softcap is not None:
         raise Unsupported("fused kernels have no soft-cap on the scores")
     if call.sinks is not None:
