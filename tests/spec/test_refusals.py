@@ -399,9 +399,7 @@ def test_what_is_no_table_of_words_is_refused():
     for wrong in (None, 3, [], "llama-tiny"):
         with pytest.raises(SpecError, match=r"\(the whole\).*should be a table"):
             expand(wrong)
-    assert problems(attention=heads(position={"kind": "rope", 4: 1})) == [
-        "attention.position.4 = 4: a key is a word"
-    ]
+    assert problems(attention=heads(position={"kind": "rope", 4: 1})) == ["attention.position.4 = 4: a key is a word"]
     assert problems(pattern=[{}, {"attention": {None: 1}}]) == ["pattern.1.attention.None = None: a key is a word"]
 
 

@@ -27,8 +27,8 @@ FAR = 100_000
 def precision(model: Model, seed: int) -> Result:
     """In bfloat16, float16 and under autocast all is finite, and near the same weights computed in float32.
 
-    Near: ‖half − float32‖₂ / ‖float32‖₂ of a token's outputs is in the median over tokens at most 8 times that which one
-    rounding makes: the larger of the dtype's epsilon ε and of what the outputs move by in float32 when every weight
+    Near: ‖half − float32‖₂ / ‖float32‖₂ of a token's outputs is in the median over tokens at most 8 times that which
+    one rounding makes: the larger of the dtype's epsilon ε and of what the outputs move by in float32 when every weight
     moves by up to ε/2 of itself, since a model that amplifies small changes amplifies roundings. The median, because a
     choice of experts, or a norm of what few ReLUs let through, is discontinuous for some tokens. Gradients under
     autocast are finite.

@@ -59,10 +59,11 @@ def attend(call: Call) -> Tensor:
 
 def lowering(call: Call) -> Lowering:
     """How the kernels compute a call, without computing anything. Raises `Unsupported` for what they cannot."""
-    found = call.memo.get("fused")
-    if found is None:
-        # Choosing a backend asks, and then the backend: a decoded token would pay twice.
-        found = call.memo["fused"] = _lowering(call)
+    # Choosing a backend asks, and then the backend: a decoded token would pay twice.
+    key = ("fused", torch.is_grad_enabled())
+    if key not in call.memo:
+        call.memo[key] = _lowering(call)
+    found: Lowering = call.memo[key]
     return found
 
 
