@@ -2,9 +2,10 @@
 
 from torch import Tensor, nn
 
+from anyformer.nn.attend.shapes import said
 from anyformer.nn.attention import GroupedAttention
 from anyformer.nn.ffn import feed_forward
-from anyformer.nn.frame import Frame, Memory, said
+from anyformer.nn.frame import Frame, Memory
 from anyformer.nn.latent import LatentAttention
 from anyformer.nn.layers import norm_layer
 from anyformer.nn.moe import MoELayer

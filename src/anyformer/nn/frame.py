@@ -9,6 +9,7 @@ from torch import Tensor
 
 from anyformer.nn.attend.bias import AlibiBias, Bias, BucketBias, alibi_slopes
 from anyformer.nn.attend.masks import Causal, Everything, Padding, PrefixKeys, Segments, Visible, Window
+from anyformer.nn.attend.shapes import said
 from anyformer.nn.cache import EMPTY, Cache, Kept, Step
 from anyformer.nn.position import Rotation, rotation
 from anyformer.spec.attention import Bidirectional, Mask, Prefix
@@ -272,11 +273,6 @@ class Frame:
 
 def _key(rope: Rope) -> tuple[object, ...]:
     return (rope.theta, rope.fraction, rope.layout, *vars(rope.scaling).values())
-
-
-def said(value: object) -> str:
-    """What an argument is, for a message."""
-    return f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
 
 
 def check_like(value: Tensor | None, name: str, dtype: torch.dtype, like: Tensor, what: str = "the input") -> None:

@@ -6,10 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.nn.attend import BACKENDS, Backend
+from anyformer.nn.attend.shapes import said
 from anyformer.nn.block import Block
 from anyformer.nn.cache import Cache
 from anyformer.nn.explain import Choice, choices
-from anyformer.nn.frame import Frame, Memory, check_like, said
+from anyformer.nn.frame import Frame, Memory, check_like
 from anyformer.nn.heads import LabelHeadLayer, LanguageHeadLayer, PoolerLayer, pooled
 from anyformer.nn.init import Init, initialise
 from anyformer.nn.moe import Routing

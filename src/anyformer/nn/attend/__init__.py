@@ -9,6 +9,7 @@ from anyformer.nn.attend import flex, fused, masks, reference, tiled
 from anyformer.nn.attend.bias import AlibiBias, Bias, BucketBias, DenseBias, alibi_slopes
 from anyformer.nn.attend.call import Call, Unsupported, checked
 from anyformer.nn.attend.masks import Visible
+from anyformer.nn.attend.shapes import many
 
 Backend = Literal["auto", "reference", "tiled", "fused", "flex"]
 
@@ -90,11 +91,11 @@ def choose(call: Call) -> tuple[str, str]:
         kind = fused.lowering(call).kind
     except Unsupported as reason:
         if b * h * t * s <= SCORES:
-            return "reference", f"the fastest for few scores, {b * h * t * s:,}; {reason}"
-        return "tiled", f"the fastest for many scores, {b * h * t * s:,}; {reason}"
+            return "reference", f"the fastest for few scores, {many(b * h * t * s)}; {reason}"
+        return "tiled", f"the fastest for many scores, {many(b * h * t * s)}; {reason}"
     written = kind == "blocks" or (kind == "mask" and not fused.is_given(call))
     if written and t > 1 and t * s > MASKED:
-        return "tiled", f"the fastest for a mask that hides keys of {t:,} queries by {s:,} keys"
+        return "tiled", f"the fastest for a mask that hides keys of {many(t)} queries by {many(s)} keys"
     return "fused", "the fastest that supports the call"
 
 

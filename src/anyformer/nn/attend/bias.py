@@ -12,7 +12,16 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from anyformer.nn.attend.shapes import Cut, Scores, check_broadcast, check_exact, check_positions, four, placed
+from anyformer.nn.attend.shapes import (
+    Cut,
+    Scores,
+    check_broadcast,
+    check_exact,
+    check_positions,
+    four,
+    placed,
+    whole_number,
+)
 from anyformer.nn.precision import exact
 
 
@@ -244,7 +253,7 @@ def alibi_slopes(n_heads: int, max_bias: float = 8.0, device: torch.device | str
     2^(−max_bias·i/H) for i = 1 … H where H is a power of two; otherwise those of the power below, followed by every
     other one of the power above.
     """
-    if n_heads < 1 or not (math.isfinite(max_bias) and max_bias > 0):
+    if not whole_number(n_heads) or n_heads < 1 or not (math.isfinite(max_bias) and max_bias > 0):
         raise ValueError(f"slopes need n_heads ≥ 1 and max_bias > 0; got n_heads={n_heads}, max_bias={max_bias}")
     power = 1 << (n_heads.bit_length() - 1)
     slopes = [2.0 ** (-max_bias * i / power) for i in range(1, power + 1)]

@@ -15,7 +15,7 @@ from torch import Tensor
 from anyformer.nn.attend.bias import Bias, DenseBias
 from anyformer.nn.attend.call import Call, Unsupported
 from anyformer.nn.attend.masks import All, Causal, Dense, Everything, Padding, Segments
-from anyformer.nn.attend.shapes import Cut, Scores, placed
+from anyformer.nn.attend.shapes import Cut, Scores, many, placed
 
 MASK_ELEMENTS = 1 << 22
 """The most elements that are written out as a mask or bias: 16 MB once the kernel has them in float32."""
@@ -92,7 +92,7 @@ def _lowering(call: Call) -> Lowering:
             return Lowering("squares", squares)
     inputs = (call.q, call.k, call.v) if call.bias is None else (call.q, call.k, call.v, call.bias.tensor)
     if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
-        raise Unsupported(f"the mask would take {elements:,} elements in memory for the backward pass")
+        raise Unsupported(f"the mask would take {many(elements)} elements in memory for the backward pass")
     return Lowering("blocks")
 
 
@@ -103,7 +103,7 @@ def _check_kernel(call: Call, scores: int) -> None:
     trained = call.bias is not None and call.bias.tensor.requires_grad and torch.is_grad_enabled()
     if call.dropout or trained:
         what = "dropout" if call.dropout else "a gradient into the bias"
-        raise Unsupported(f"{what} has no fused kernel on the CPU: all {scores:,} scores would stay in memory")
+        raise Unsupported(f"{what} has no fused kernel on the CPU: all {many(scores)} scores would stay in memory")
 
 
 def is_given(call: Call) -> bool:

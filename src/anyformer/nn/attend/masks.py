@@ -11,7 +11,17 @@ import torch
 from torch import Tensor
 
 from anyformer.nn.attend.bias import DenseBias
-from anyformer.nn.attend.shapes import Cut, Scores, check_broadcast, check_exact, check_positions, four, placed
+from anyformer.nn.attend.shapes import (
+    Cut,
+    Scores,
+    check_broadcast,
+    check_exact,
+    check_positions,
+    four,
+    placed,
+    said,
+    whole_number,
+)
 
 
 class Tiles(NamedTuple):
@@ -40,6 +50,8 @@ class Visible:
     """A description of visibility. `mask(T, S)` writes it out; backends prefer not to."""
 
     def __and__(self, other: "Visible") -> "Visible":
+        if not isinstance(other, Visible):
+            raise ValueError(f"`&` joins descriptions from af.masks; got {said(other)}: wrap a tensor in Dense")
         return All.of(self, other)
 
     def at(self, *, queries: Tensor | None = None, keys: Tensor | None = None) -> "Visible":
@@ -179,8 +191,10 @@ class Window(Term):
     first: int = 0
 
     def __post_init__(self) -> None:
-        if self.size < 1 or self.first < 0:
-            raise ValueError(f"a window needs size ≥ 1 and first ≥ 0; got size={self.size}, first={self.first}")
+        whole = whole_number(self.size) and whole_number(self.first)
+        if not whole or self.size < 1 or self.first < 0:
+            got = f"size={self.size!r}, first={self.first!r}"
+            raise ValueError(f"a window needs whole numbers, size ≥ 1 and first ≥ 0; got {got}")
 
     def sees(self, q: Tensor, k: Tensor) -> Tensor:  # noqa: D102
         near = (q - k).abs() < self.size
@@ -198,6 +212,11 @@ class Prefix(Term):
     """A query sees what is causal and all keys before position `length` (an int, or int64 [B])."""
 
     length: int | Tensor
+
+    def __post_init__(self) -> None:
+        counts = isinstance(self.length, Tensor) or (whole_number(self.length) and self.length >= 0)
+        if not counts:
+            raise ValueError(f"a prefix's length is a whole number ≥ 0, or int64 [B]; got {self.length!r}")
 
     def sees(self, q: Tensor, k: Tensor) -> Tensor:  # noqa: D102
         length = self.length.reshape(-1, 1, 1, 1) if isinstance(self.length, Tensor) else self.length

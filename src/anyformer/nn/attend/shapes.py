@@ -10,10 +10,25 @@ Scores = tuple[int, int, int, int]
 """B, H, T, S."""
 
 
+def said(value: object) -> str:
+    """What an argument is, for a message."""
+    return f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+
+
+def many(count: int) -> str:
+    """A number for a message. A compiler knows only that it is one."""
+    return "many" if torch.compiler.is_compiling() else f"{count:,}"
+
+
+def whole_number(value: object) -> bool:
+    """Whether `value` is an int, True and False aside; a compiler's sizes are."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def check_exact(name: str, value: Tensor, dtype: torch.dtype, shape: Sequence[int]) -> None:
-    """Raises `ValueError` where `value` has another dtype or shape."""
-    if value.dtype != dtype or tuple(value.shape) != tuple(shape):
-        raise ValueError(f"{name} is {dtype} {list(shape)} here; got {value.dtype} {list(value.shape)}")
+    """Raises `ValueError` where `value` is no tensor or has another dtype or shape."""
+    if not isinstance(value, Tensor) or value.dtype != dtype or tuple(value.shape) != tuple(shape):
+        raise ValueError(f"{name} is {dtype} {list(shape)} here; got {said(value)}")
 
 
 def check_broadcast(name: str, value: Tensor, shape: Scores) -> None:
