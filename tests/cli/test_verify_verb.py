@@ -72,6 +72,19 @@ def test_a_broken_law_is_shown_and_exits_with_1(checkpoint, monkeypatch):
     assert not json.loads((checkpoint / "certificate.json").read_text(encoding="utf-8"))["holds"]
 
 
+def test_some_laws_by_name_make_no_certificate(checkpoint):
+    """A part that holds would take the place of what all laws said."""
+    said = run(checkpoint, "--laws", "plan")
+    assert "no certificate is written" in said.stderr
+    assert not (checkpoint / "certificate.json").exists()
+
+
+@pytest.mark.parametrize("names", ["", " , "])
+def test_no_law_is_no_proof(checkpoint, names):
+    with pytest.raises(UserError, match="nothing would be checked"):
+        run(checkpoint, "--laws", names)
+
+
 def test_an_unknown_law_is_refused_before_anything_is_built(tmp_path):
     with pytest.raises(UserError, match="there is no such law"):
         run(tmp_path / "nowhere", "--laws", "gravity")

@@ -3,6 +3,7 @@
 import pytest
 
 from anyformer.laws.cover import seeds
+from anyformer.laws.law import chosen
 from anyformer.laws.space import sample
 from anyformer.laws.trial import attempt, described
 
@@ -13,9 +14,11 @@ CHUNKS = 20
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_every_law_holds_on_the_cover(chunk):
     found = []
-    for seed in seeds()[chunk::CHUNKS]:
+    for index, seed in enumerate(seeds()[chunk::CHUNKS]):
         recipe = sample(seed)
-        tried = attempt(recipe, seed)
+        # Half precision is a fifth of the time, and what it tests are parts one by one: every third recipe has them all.
+        laws = [law for law in chosen(None) if law != "precision" or (index + chunk) % 3 == 0]
+        tried = attempt(recipe, seed, laws)
         assert tried.checked > 4
         found += [described(recipe, violation) for violation in tried.violations]
     assert not found, "\n\n".join(found)

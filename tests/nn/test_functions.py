@@ -121,3 +121,12 @@ def test_explain_says_which_backend_and_why():
     assert all(c.backend == "tiled" for c in large)
     model.use_backend("reference")
     assert model.explain(context=8)[0] == ("blocks.0", "reference", "asked for")
+
+
+def test_explain_says_where_a_named_backend_would_refuse():
+    spec = af.load_spec({**LLAMA, "attention": {**LLAMA["attention"], "sink_logit": True}})
+    model = af.build(spec).use_backend("fused")
+    why = model.explain(context=8)[0].why
+    assert why == "asked for, but a call raises Unsupported: fused kernels have no sink logit"
+    with pytest.raises(ValueError, match="no sink logit"):
+        model(ids(1, 8, spec.vocab_size))

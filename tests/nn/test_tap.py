@@ -214,3 +214,10 @@ def test_a_model_without_a_head_is_traced_too():
     model = made({**LLAMA, "head": "none", "tie": False})
     model.decoder.blocks[0].ffn.down.weight.fill_(3e38)
     assert model.trace_nonfinite(ids(1, 3, 19)) == "blocks.0.mlp_out"
+
+
+@pytest.mark.parametrize(("edit", "got"), [(lambda x: None, "a NoneType"), (lambda x: x[:1], r"\[1, 5, 20\]")])
+def test_an_edit_gives_a_tensor_of_the_same_shape(edit, got):
+    model, tokens = made(PARALLEL), ids(2, 5, 19)
+    with pytest.raises(ValueError, match=rf"an edit of blocks\.1\.resid_post gives a tensor \[2, 5, 20\].*got {got}"):
+        model(tokens, tap=Tap(edit={"blocks.1.resid_post": edit}))

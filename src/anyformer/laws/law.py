@@ -83,6 +83,8 @@ def chosen(laws: Sequence[str] | None) -> list[str]:
     """The names of laws in the book's order. Raises `UserError` for one that there is not."""
     if laws is None:
         return [name for name in LAWS if name not in SLOW]
+    if not laws:
+        raise UserError("no law is named, so that nothing would be checked", expected=", ".join(LAWS))
     for name in laws:
         if name not in LAWS:
             raise UserError("there is no such law", got=name, expected=", ".join(LAWS))

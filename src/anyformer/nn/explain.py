@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from anyformer.nn.attend import choose
+from anyformer.nn.attend import choose, refusal
 from anyformer.nn.attend.bias import AlibiBias, Bias, BucketBias
 from anyformer.nn.attend.call import checked
 from anyformer.nn.attend.masks import Causal, Everything, Visible, Window
@@ -50,8 +50,9 @@ def _choice(layer: str, spec: Attention, asked: str, sizes: tuple[int, int, int]
     sinks = torch.empty(spec.n_heads, device="meta") if spec.sink_logit else None
     dropout = spec.dropout if training else 0.0
     call = checked(q, k, v, _visible(spec), _bias(spec), spec.scale, spec.softcap, sinks, dropout)
-    name, why = choose(call) if asked == "auto" else (asked, "asked for")
-    return Choice(layer, name, why)
+    if asked == "auto":
+        return Choice(layer, *choose(call))
+    return Choice(layer, asked, refusal(call, asked) or "asked for")
 
 
 def _visible(spec: Attention) -> Visible:

@@ -39,7 +39,7 @@ class Tap:
         self._offered.add(site)
         for pattern, change in self.edit.items():
             if fnmatchcase(site, pattern):
-                value = change(value)
+                value = _edited(site, value, change(value))
         if any(fnmatchcase(site, pattern) for pattern in self.record):
             self.values[site] = value
         return value
@@ -54,6 +54,14 @@ class Tap:
                     f"no activation site is called {pattern!r}; "
                     + (f"did you mean {near[0]!r}?" if near else f"sites end in {known}")
                 )
+
+
+def _edited(site: str, before: Tensor, after: object) -> Tensor:
+    """What an edit gave, where it can take the value's place."""
+    if not isinstance(after, Tensor) or after.shape != before.shape:
+        got = list(after.shape) if isinstance(after, Tensor) else f"a {type(after).__name__}"
+        raise ValueError(f"an edit of {site} gives a tensor {list(before.shape)} like the one it is given; got {got}")
+    return after
 
 
 class Finite(Tap):

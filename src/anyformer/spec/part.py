@@ -1,6 +1,6 @@
 """What every part of a specification is: a frozen table that knows all of its keys, and the numbers it may hold."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -9,6 +9,10 @@ class Part(BaseModel):
     """A frozen table that knows all of its keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        """Itself: nothing in it can change. Copying a model copied its specification table by table."""
+        return self
 
 
 Count = Annotated[int, Field(ge=1)]

@@ -99,6 +99,18 @@ def choose(call: Call) -> tuple[str, str]:
     return "fused", "the fastest that supports the call"
 
 
+def refusal(call: Call, backend: str) -> str | None:
+    """Why a named backend cannot compute a call, or None where it can. Nothing is computed."""
+    try:
+        if backend == "fused":
+            fused.lowering(call)
+        elif backend == "flex":
+            flex.refuse(call)
+    except Unsupported as reason:
+        return f"asked for, but a call raises Unsupported: {reason}"
+    return None
+
+
 __all__ = [
     "BACKENDS",
     "AlibiBias",
@@ -113,4 +125,5 @@ __all__ = [
     "attend",
     "choose",
     "masks",
+    "refusal",
 ]
