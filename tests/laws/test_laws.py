@@ -16,7 +16,7 @@ def test_every_law_holds_on_the_cover(chunk):
     found = []
     for index, seed in enumerate(seeds()[chunk::CHUNKS]):
         recipe = sample(seed)
-        # Half precision is a fifth of the time, and what it tests are parts one by one: every third recipe has them all.
+        # Half precision takes a fifth of the time and is tested part by part: every third recipe has it, too.
         laws = [law for law in chosen(None) if law != "precision" or (index + chunk) % 3 == 0]
         tried = attempt(recipe, seed, laws)
         assert tried.checked > 4
