@@ -35,8 +35,10 @@ def test_memory_that_is_not_there_is_the_users_to_mend(error, capsys):
 
 
 def test_an_interrupt_says_so():
+    # A shell starts what it puts in the background with interrupts ignored, and a child inherits that.
+    ready = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); print('ready', flush=True)"
     child = subprocess.Popen(
-        [sys.executable, "-c", f"import sys; print('ready', flush=True); {RUN}", "generate", "x", "--prompt", "-"],
+        [sys.executable, "-c", f"{ready}; {RUN}", "generate", "x", "--prompt", "-"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
