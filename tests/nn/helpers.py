@@ -54,6 +54,17 @@ LLAMA = {
 }
 """Rotary, RMSNorm, grouped heads of a width of their own, tied."""
 
+
+def padded(rows, side, pad):
+    """Rows of different length in one batch: tokens and which of them are real."""
+    width = max(len(row) for row in rows)
+    tokens, real = torch.full((len(rows), width), pad), torch.zeros(len(rows), width, dtype=torch.bool)
+    for index, row in enumerate(rows):
+        at = slice(width - len(row), width) if side == "left" else slice(0, len(row))
+        tokens[index, at], real[index, at] = row, True
+    return tokens, real
+
+
 GPT = {
     "vocab_size": 19,
     "d_model": 18,

@@ -12,7 +12,7 @@ from anyformer.spec import SpecError, expand
 from anyformer.spec.attention import Causal
 from anyformer.spec.parts import LanguageHead
 from anyformer.spec.positions import DynamicNTKScaling, Rope
-from nn.helpers import ids, made, randomise
+from nn.helpers import ids, made, padded, randomise
 from nn.wide import block, decoder, latent_block, made_of, tokens
 
 EXACT = {"atol": 1e-10, "rtol": 1e-9}
@@ -29,16 +29,6 @@ BASE = {
 
 def recipe(**attention):
     return {**BASE, "attention": {**BASE["attention"], **attention}}
-
-
-def side_by_side(rows, side, pad):
-    """Rows of different lengths in one batch and which of their tokens are real."""
-    width = max(len(row) for row in rows)
-    batch, real = torch.full((len(rows), width), pad), torch.zeros(len(rows), width, dtype=torch.bool)
-    for index, row in enumerate(rows):
-        at = slice(width - len(row), width) if side == "left" else slice(0, len(row))
-        batch[index, at], real[index, at] = row, True
-    return batch, real
 
 
 def greedy(model, prompts, real, n):
@@ -60,7 +50,7 @@ def test_a_padded_prompt_is_the_prompt_alone(position, make, side):
     prompts = [tokens(1, 3, seed=1)[0], tokens(1, 7, seed=2)[0]]
     outs = []
     for pad in (0, 11):
-        batch, real = side_by_side(prompts, side, pad)
+        batch, real = padded(prompts, side, pad)
         outs.append(model(batch, padding=real, last_only=True))
         for row, prompt in enumerate(prompts):
             torch.testing.assert_close(outs[-1][row], model(prompt[None])[0, -1:], atol=1e-5, rtol=1e-5)
@@ -102,7 +92,7 @@ def test_a_long_row_leaves_no_trace_in_a_short_one(make):
     assert torch.equal(model(short), before)
     at_24 = made_of(decoder(*_rotary(make, Rope(theta=_base(make, 24)))))
     torch.testing.assert_close(model(long), at_24(long), **EXACT)
-    batch, real = side_by_side([short[0], long[0]], "left", 0)
+    batch, real = padded([short[0], long[0]], "left", 0)
     together = model(batch, padding=real)
     torch.testing.assert_close(together[0, 8:], before[0], **EXACT)
     torch.testing.assert_close(together[1], model(long)[0], **EXACT)

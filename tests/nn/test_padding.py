@@ -7,20 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import anyformer.nn.attend.fused as fused
-from nn.helpers import GPT, KINDS, LLAMA, ids, made
+from nn.helpers import GPT, KINDS, LLAMA, ids, made, padded
 from spec.strategies import normed_recipes
 
 BACKENDS = ["auto", "reference", "fused"]
-
-
-def padded(rows, side, pad):
-    """Rows of different length in one batch: tokens and which of them are real."""
-    width = max(len(row) for row in rows)
-    tokens, real = torch.full((len(rows), width), pad), torch.zeros(len(rows), width, dtype=torch.bool)
-    for index, row in enumerate(rows):
-        at = slice(width - len(row), width) if side == "left" else slice(0, len(row))
-        tokens[index, at], real[index, at] = row, True
-    return tokens, real
 
 
 ROWS = [ids(1, n, 19, seed=n)[0] for n in (3, 7, 1)]
