@@ -8,17 +8,8 @@ from hypothesis import strategies as st
 from anyformer.nn.model import build
 from anyformer.planning import largest_batch, parameters, plan
 from anyformer.spec import expand
+from planned_models import LLAMA
 from spec.strategies import every_recipe
-
-LLAMA = {
-    "vocab_size": 50,
-    "d_model": 24,
-    "n_layers": 3,
-    "max_positions": 40,
-    "tie": True,
-    "ffn": {"kind": "swiglu", "d_ff": 37},
-    "attention": {"n_heads": 6, "n_kv_heads": 2, "d_head": 10, "d_value": 7, "position": "rope"},
-}
 
 WIDE = {
     "vocab_size": 64,

@@ -75,6 +75,35 @@ def test_input_that_cannot_be_is_refused(arguments, said):
             call(**arguments)
 
 
+@pytest.mark.parametrize(
+    ("argument", "near"),
+    [
+        ("paddings", "did you mean `padding`?"),
+        ("position", "did you mean `positions`?"),
+        ("attention_mask", "did you mean `padding`?"),
+        ("input_ids", "did you mean `tokens`?"),
+        ("colour", "it takes tokens, embeddings, padding, segments,"),
+    ],
+)
+def test_an_argument_that_there_is_not_is_named_with_the_nearest(argument, near):
+    model = made({**LLAMA, "architecture": "encoder", "pooler": True})
+    calls = {"model(…)": model, "model.hidden(…)": model.hidden, "model.pooled(…)": model.pooled}
+    for name, call in calls.items():
+        with pytest.raises(TypeError) as caught:
+            call(ids(1, 3, 19), **{argument: None})
+        assert str(caught.value).startswith(f"{name} takes no argument `{argument}`; {near}")
+
+
+@pytest.mark.parametrize(("architecture", "said"), [("decoder", "a decoder alone"), ("encoder", "an encoder alone")])
+@pytest.mark.parametrize("argument", ["source", "memory", "source_padding", "source_segments"])
+def test_a_model_of_one_stack_says_what_it_is_and_what_it_reads(architecture, said, argument):
+    model = made({**LLAMA, "architecture": architecture})
+    with pytest.raises(ValueError, match=f"^{argument} is for a model with an encoder and a decoder") as caught:
+        model(ids(1, 3, 19), **{argument: torch.zeros(1, 3, 24)})
+    assert f"and this one is {said}; give the" in str(caught.value)
+    assert "as tokens: model(tokens," in str(caught.value)
+
+
 def test_a_sequence_past_the_learned_positions_is_refused():
     """Context 16, a prompt of 17; 16 exactly is served."""
     model = made({**GPT, "max_positions": 16})

@@ -7,6 +7,7 @@ are not d_model / n_heads wide, values of another width than keys, odd numbers o
 
 from hypothesis import strategies as st
 
+from anyformer.spec.idle import without_idle
 from spec.axes import (
     ACTIVATIONS,
     attentions,
@@ -304,6 +305,8 @@ def recipes(draw, *, head=None, dropout=True, max_layers=5, architectures=("deco
         recipe["head"] = found
     widths = {f"{name}.embed": width_of_table(table) for name, table in tables.items()}
     optional(draw, recipe, "tie", ties(widths, found, list(tables.values())[-1]["d_model"]))
+    # A difference may be drawn that is none, as a word for the base's own kind.
+    recipe = without_idle(recipe)
     return recipe if dropout else without_dropout(recipe)
 
 

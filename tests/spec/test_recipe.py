@@ -4,8 +4,21 @@ import pytest
 
 from anyformer.errors import UserError
 from anyformer.spec import ModelSpec, SpecError, expand, load_recipe, load_spec
+from anyformer.spec.idle import without_idle
 from anyformer.spec.overrides import parse_override
-from anyformer.spec.parts import Dense, Gated, LayerNorm, Learned, NoNorm, NoPosition, Parallel, QKNorm, RMSNorm, Rope
+from anyformer.spec.parts import (
+    Causal,
+    Dense,
+    Gated,
+    LayerNorm,
+    Learned,
+    NoNorm,
+    NoPosition,
+    Parallel,
+    QKNorm,
+    RMSNorm,
+    Rope,
+)
 from anyformer.train.run import load_run
 
 BASE = {
@@ -176,6 +189,58 @@ def test_a_table_of_the_same_kind_keeps_what_an_entry_does_not_say():
     assert third is first
 
 
+WINDOWED = {"n_heads": 6, "position": "rope", "mask": {"kind": "causal", "window": 5, "sinks": 2}}
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {},
+        {"attention": {}},
+        # Differences, and words that leave nothing of the root's unsaid, may say again what is so.
+        {"attention": {"n_heads": 6}},
+        {"attention": {"mask": {"window": 5}}},
+        {"attention": {"mask": {"kind": "causal", "window": 5, "sinks": 2}}},
+        {"attention": {"position": "rope"}},
+        {"ffn": "swiglu", "placement": "pre"},
+        {"attention": {"kind": "grouped"}, "norm": "rms"},
+    ],
+)
+def test_an_entry_may_say_again_what_the_root_says(entry):
+    recipe = {**BASE, "attention": {**WINDOWED, "mask": WINDOWED["mask"]}, "placement": "pre"}
+    if entry.get("attention", {}).get("kind"):
+        recipe["attention"] = BASE["attention"]
+    first, second, _ = expand({**recipe, "pattern": [{}, entry]}).decoder.blocks
+    assert first is second
+
+
+@pytest.mark.parametrize("mask", [{"window": 5}, {"kind": "causal", "window": 5}])
+def test_a_kind_that_is_left_out_is_the_one_it_follows_to(mask):
+    """An entry lays on the same mask whether the root names its kind or not."""
+    recipe = {**BASE, "attention": {**WINDOWED, "mask": mask}}
+    entry = {"attention": {"mask": {"kind": "causal", "sinks": 1}}}
+    assert expand({**recipe, "pattern": [{}, entry]}).decoder.blocks[1].attention.mask == Causal(window=5, sinks=1)
+    with pytest.raises(SpecError, match="changes nothing"):
+        expand({**recipe, "pattern": [{}, {"attention": {"mask": "causal"}}]})
+
+
+def test_what_changes_nothing_can_be_left_out_at_every_depth():
+    entry = {"attention": {"kind": "grouped", "mask": "causal"}, "norm": "rms", "ffn": "reglu"}
+    recipe = {
+        **BASE,
+        "attention": WINDOWED,
+        "norm": {"kind": "rms", "eps": 0.1},
+        "pattern": [{"repeat": 2}, entry],
+    }
+    with pytest.raises(SpecError) as caught:
+        expand(recipe)
+    assert [problem.path for problem in caught.value.problems] == ["pattern.1.attention.mask", "pattern.1.norm"]
+    plain = without_idle(recipe)
+    assert plain["pattern"] == [{"repeat": 2}, {"ffn": "reglu"}]
+    assert recipe["pattern"][1] is entry
+    assert expand(plain).decoder.blocks[2].attention.mask.window == 5
+
+
 @pytest.mark.parametrize(
     ("text", "keys", "value"),
     [
@@ -250,6 +315,24 @@ def test_an_override_that_leads_nowhere_is_refused(override, said):
     with pytest.raises(UserError, match=said) as caught:
         load_spec({**BASE, "pattern": [{}]}, [override])
     assert override in str(caught.value)
+
+
+def test_a_value_on_the_way_is_shown_with_the_table_that_would_do():
+    moe = {"kind": "moe", "n_experts": 4, "top_k": 2, "expert": "swiglu", "shared": 2}
+    with pytest.raises(UserError, match=r"`ffn\.shared` is a value") as caught:
+        load_spec({**BASE, "ffn": moe}, ["ffn.shared.d_ff=9"])
+    assert (caught.value.got, caught.value.remedy) == (2, "--set ffn.shared='{ d_ff = … }' gives a whole table")
+
+
+def test_a_problem_of_a_condensed_recipe_says_whose_it_is(tmp_path):
+    """Its words are none that the user wrote."""
+    spec = expand({**BASE, "n_layers": 5, "share": [0, 0, 2, 2, 0]})
+    (tmp_path / "spec.json").write_text(spec.to_json())
+    for source, name in ((spec, "the specification"), (tmp_path, str(tmp_path))):
+        with pytest.raises(SpecError) as caught:
+            load_spec(source, ["n_layers=4"])
+        said = f"1 problem in the recipe made of {name}\n  share: names 5 owners for 4 layers; a list of 4, or none,"
+        assert str(caught.value).startswith(said)
 
 
 def test_toml_files_and_shipped_names(tmp_path):

@@ -247,6 +247,37 @@ def test_false_takes_away_what_the_root_has():
     assert second.scale == pytest.approx(4**-0.5)
 
 
+def test_false_takes_away_what_follows_or_is_a_number():
+    """What is left out follows from the rest, or is 0: false says so over a root that gives it."""
+    moe = {"kind": "moe", "n_experts": 4, "top_k": 2, "expert": {"kind": "swiglu", "d_ff": 5}, "choice_bias": True}
+    root = {"n_kv_heads": 2, "d_head": 10, "d_value": 7, "dropout": 0.5, "out_dropout": 0.5}
+    spec = made(
+        attention={**BASE["attention"], **root, "mask": {"window": 3, "sinks": 1}},
+        ffn={**moe, "shared": {"d_ff": 9, "dropout": 0.5}, "balance_loss": 0.1, "z_loss": 0.1, "bias_rate": 0.1},
+        pattern=[
+            {},
+            {
+                "attention": {**dict.fromkeys(root, False), "mask": {"sinks": False}},
+                "ffn": {
+                    "shared": {"d_ff": False, "dropout": False},
+                    **dict.fromkeys(["balance_loss", "z_loss", "bias_rate"], False),
+                },
+            },
+            {"attention": {"mask": {"window": False}}},
+        ],
+    )
+    _, second, third = spec.decoder.blocks[:3]
+    heads = second.attention
+    assert (heads.n_kv_heads, heads.d_head, heads.d_value, heads.dropout, heads.out_dropout) == (6, 4, 4, 0.0, 0.0)
+    assert heads.mask == Causal(window=3)
+    assert (second.ffn.shared.d_ff, second.ffn.shared.dropout) == (64, 0.0)
+    assert (second.ffn.balance_loss, second.ffn.z_loss, second.ffn.bias_rate) == (0.0, 0.0, 0.0)
+    # Sinks are the keys that a window leaves out.
+    assert third.attention.mask == Causal()
+    both = made(BOTH, max_positions=9, decoder={"max_positions": False}, embed={"types": False})
+    assert (both.encoder.max_positions, both.decoder.max_positions) == (9, None)
+
+
 def test_overrides_reach_stacks_and_switches():
     spec = load_spec(
         BOTH,

@@ -158,6 +158,20 @@ def test_a_recipe_is_told_from_a_run(tmp_path):
     assert len(problems({"d_model": 3, "data": {}})) > 3
 
 
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ({"architecture": "encoder"}, "an encoder with a language head"),
+        ({"head": "none", "tie": False}, "a decoder with no head"),
+        ({"attention": {**RECIPE["attention"], "mask": "prefix"}}, "a prefix model"),
+    ],
+)
+def test_a_model_that_cannot_be_trained_is_refused_before_any_text_is_read(tmp_path, model, said):
+    with pytest.raises(UserError, match="cannot be trained here") as caught:
+        load_run(table(tmp_path, model={**RECIPE, **model}, data={"sources": ["there is no such text.txt"]}))
+    assert said in str(caught.value)
+
+
 def modules_after(code):
     script = f"import sys\n{code}\nprint('\\n'.join(sys.modules))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -169,6 +183,10 @@ def modules_after(code):
     [
         "import anyformer.train.run, anyformer.train.schedule",
         "from anyformer.train import load_run, ratio",
+        # A mistake is said before torch is loaded.
+        "from anyformer.cli.train import train_on_console\n"
+        "try:\n    train_on_console('demo', ['model.architecture=encoder'])\n"
+        "except ValueError as error:\n    assert 'cannot be trained' in str(error)\nelse:\n    raise SystemExit(1)",
         "from anyformer.train import load_run\nfrom anyformer.train.planned import expected_spec, planned, steps_of\n"
         "run = load_run('demo'); planned(run, expected_spec(run)).table(); steps_of(run)",
     ],

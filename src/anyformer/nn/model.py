@@ -1,6 +1,6 @@
 """The one model: stacks, head and pooler, as its specification says."""
 
-from typing import Any, NamedTuple, TypedDict, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -13,29 +13,12 @@ from anyformer.nn.explain import Choice, choices
 from anyformer.nn.frame import Frame, Memory, check_like
 from anyformer.nn.heads import LabelHeadLayer, LanguageHeadLayer, PoolerLayer, pooled
 from anyformer.nn.init import Init, initialise
+from anyformer.nn.inputs import Inputs, check_names
 from anyformer.nn.moe import Routing
 from anyformer.nn.stack import Stack
 from anyformer.nn.tap import Finite, Tap, see
 from anyformer.spec.attention import Prefix
 from anyformer.spec.parts import BlockSpec, LanguageHead, ModelSpec, SequenceHead
-
-
-class Inputs(TypedDict, total=False):
-    """The arguments of a call beside its tokens; `Model.forward` says what each is."""
-
-    embeddings: Tensor | None
-    padding: Tensor | None
-    segments: Tensor | None
-    positions: Tensor | None
-    types: Tensor | None
-    prefix: Tensor | None
-    cache: Cache | None
-    source: Tensor | None
-    source_padding: Tensor | None
-    source_segments: Tensor | None
-    memory: Tensor | None
-    routing: Routing | None
-    tap: Tap | None
 
 
 class _Run(NamedTuple):
@@ -97,6 +80,7 @@ class Model(nn.Module):
             ValueError: the model has no head; arguments that do not go together; ids outside the vocabulary; positions
                 past a learned table; a full cache.
         """
+        check_names("model(…)", inputs)
         if self.head is None:
             raise ValueError("this model has no head; model.hidden(…) gives its hidden states")
         if last_only and not isinstance(self.head, LanguageHeadLayer):
@@ -116,6 +100,7 @@ class Model(nn.Module):
 
     def hidden(self, tokens: Tensor | None = None, **inputs: Unpack[Inputs]) -> Tensor:
         """Hidden states [B, T, C] after the final norm, before any head transform. Arguments as in a call."""
+        check_names("model.hidden(…)", inputs)
         hidden, frame, tap = self._run(tokens, **inputs)
         _finish(frame, tap)
         return hidden
@@ -124,6 +109,7 @@ class Model(nn.Module):
         """The pooler's vector of each row, [B, C]. Arguments as in a call. Raises `ValueError` without a pooler."""
         if self.pooler is None:
             raise ValueError("this model has no pooler; pooler = true in a recipe gives it one")
+        check_names("model.pooled(…)", inputs)
         hidden, frame, tap = self._run(tokens, **inputs)
         _finish(frame, tap)
         return self._vector(hidden, frame.real, "pooler")
@@ -218,7 +204,8 @@ class Model(nn.Module):
         given = any(value is not None for value in (source, padding, segments, memory))
         if self.spec.encoder is None or self.spec.decoder is None:
             if given:
-                raise ValueError("source is for a model with an encoder and a decoder, and this one has one stack")
+                values = {"source": source, "memory": memory, "source_padding": padding, "source_segments": segments}
+                raise ValueError(_no_source(next(key for key, x in values.items() if x is not None), self.spec))
             return None
         if cache is not None and cache.has_source:
             if given:
@@ -381,6 +368,17 @@ def _check_floats(name: str, value: Tensor, like: Tensor) -> None:
     if value.dtype != like.dtype and not mixes:
         got = f"got {value.dtype}: {name}.to({like.dtype}) would do"
         raise ValueError(f"{name} should be {like.dtype} like the model; {got}")
+
+
+def _no_source(argument: str, spec: ModelSpec) -> str:
+    """Why a model of one stack takes no such argument, and what it takes."""
+    stack = "an encoder alone" if spec.decoder is None else "a decoder alone"
+    remedy = (
+        "give the text that it reads as tokens: model(tokens, padding=…, segments=…)"
+        if spec.decoder is None
+        else "give the whole text as tokens: model(tokens, …); what went before may be in a cache"
+    )
+    return f"{argument} is for a model with an encoder and a decoder, and this one is {stack}; {remedy}"
 
 
 def _finish(frame: Frame, tap: Tap | None) -> None:

@@ -15,7 +15,7 @@ from anyformer.planning.memory import (
     working_per_token,
 )
 from anyformer.planning.weights import Parameter, block_parameters, buffers, parameters
-from anyformer.planning.words import binary, si
+from anyformer.planning.words import binary, figures, si
 
 __all__ = [
     "BYTES",
@@ -30,6 +30,7 @@ __all__ = [
     "buffers",
     "cache_bytes",
     "cache_bytes_per_token",
+    "figures",
     "forward_flops",
     "forward_per_token",
     "largest_batch",

@@ -9,7 +9,7 @@ from anyformer.planning.flops import Lengths, forward_flops
 from anyformer.planning.memory import OPTIMIZER_COPIES, Memory, memory_of
 from anyformer.planning.weights import idle_parameters, parameters
 from anyformer.planning.words import binary, facts_of, si
-from anyformer.spec.parts import Learned, ModelSpec
+from anyformer.spec.parts import Learned, ModelSpec, Prefix
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Plan:
     def table(self) -> str:
         """A table to read, as text."""
         rows = [("" if index else "model", key, value) for index, (key, value) in enumerate(self.facts.items())]
-        at = f"T = {self.context}" + (f" from S = {self.source}" if self.source else "")
+        at = f"T = {self.context:,}" + (f" from S = {self.source:,}" if self.source else "")
         rows += [
             ("parameters", "total", f"{self.parameters:,}"),
             ("", "embedding", f"{self.embedding_parameters:,}"),
@@ -64,7 +64,7 @@ class Plan:
 
     @property
     def _where(self) -> str:
-        return f"batch {self.batch} × {self.context}" + (f" from {self.source}" if self.source else "")
+        return f"batch {self.batch:,} × {self.context:,}" + (f" from {self.source:,}" if self.source else "")
 
     def _cache_rows(self) -> list[tuple[str, str, str]]:
         if not self.cache_bytes:
@@ -109,12 +109,24 @@ def _row(spec: ModelSpec, context: int | None, source: int | None, prefix: int) 
         raise UserError("a plan needs at least one row of one token", got=f"context={context}, source={source}")
     if not 0 <= prefix <= context:
         raise UserError("a prefix is within the context", where="prefix", got=prefix, expected=f"0 … {context}")
+    if prefix:
+        _require_prefix_masks(spec, prefix)
     for name, stack in spec.stacks.items():
         word, length = ("source", source) if both and name == "encoder" else ("context", context)
         rows = stack.max_positions
         if isinstance(stack.embed.position, Learned) and rows is not None and length > rows:
             raise UserError(f"the {word} is past the learned positions", where=word, got=length, expected=f"≤ {rows}")
     return Lengths(context, source, prefix)
+
+
+def _require_prefix_masks(spec: ModelSpec, prefix: int) -> None:
+    """Raises `UserError` for a model in which no layer shows a prefix, whose length would then change nothing."""
+    if any(isinstance(block.attention.mask, Prefix) for block in spec.last.blocks):
+        return
+    encoder = spec.decoder is None
+    why = "a token of an encoder sees the whole row" if encoder else "no layer of this model has a prefix mask"
+    remedy = "leave it out" + ("" if encoder else ', or plan a model with attention.mask = "prefix"')
+    raise UserError(f"{why}, so that there is no prefix to show", where="prefix", got=prefix, remedy=remedy)
 
 
 def plan(
@@ -134,7 +146,7 @@ def plan(
         batch: rows of a (micro-)batch.
         context: tokens a row; the model's `max_positions`, or 1,024, where None.
         source: source tokens a row of an encoder–decoder; its encoder's `max_positions`, or `context`, where None.
-        prefix: leading tokens of a row that a prefix mask shows to all; matters to the visible share alone.
+        prefix: leading tokens of a row that prefix masks show to all; matters to the visible share alone.
         dtype: of weights, activations and cache.
         optimizer: "adamw", "muon" (with AdamW for what is no matrix), "sgd", or "none" for inference.
 

@@ -1,6 +1,7 @@
 """A plan in words: what the model is, numbers with prefixes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from math import floor, isfinite, log10
 
 from anyformer.spec.parts import (
     Alibi,
@@ -21,20 +22,31 @@ from anyformer.spec.parts import (
 )
 
 
+def figures(number: float, digits: int = 3) -> str:
+    """A number as people write it, 1,010 and 0.0123: whole digits all, decimals up to so many significant figures."""
+    if not isfinite(number) or not 1e-4 <= abs(number) < 1e15:
+        # Far out an exponent is shorter.
+        return f"{number:.{digits}g}"
+    text = f"{number:,.{max(0, digits - 1 - floor(log10(abs(number))))}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def _prefixed(number: float, base: int, units: Sequence[str], last: str) -> str:
+    """A number in the largest unit of which it is one or more once it is rounded."""
+    for power, unit in zip(range(len(units), 0, -1), units, strict=True):
+        if round(abs(number) / base**power, 3) >= 1:
+            return f"{figures(number / base**power)} {unit}"
+    return f"{figures(number)}{last}"
+
+
 def si(number: float) -> str:
     """A number with a decimal prefix: 1.5 G."""
-    for size, unit in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(number) >= size:
-            return f"{number / size:.3g} {unit}"
-    return f"{number:.3g}"
+    return _prefixed(number, 1000, ("P", "T", "G", "M", "k"), "")
 
 
 def binary(count: float) -> str:
     """Bytes with a binary prefix: 1.5 MiB."""
-    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
-        if abs(count) >= 1024**power:
-            return f"{count / 1024**power:.3g} {unit}"
-    return f"{count:g} B"
+    return _prefixed(count, 1024, ("TiB", "GiB", "MiB", "KiB"), " B")
 
 
 def facts_of(spec: ModelSpec) -> dict[str, str]:
@@ -125,8 +137,9 @@ def _positions_words(stack: StackSpec) -> str:
 def _position_words(position: Position) -> str:
     match position:
         case Rope(theta=theta, fraction=fraction, layout=layout, scaling=scaling):
-            part = "" if fraction == 1 else f", {fraction:.3g} of a head"
-            return f"rotary, theta {theta:g}, {layout}{part}{'' if scaling.kind == 'none' else f', {scaling.kind}'}"
+            part = "" if fraction == 1 else f", {figures(fraction)} of a head"
+            scaled = "" if scaling.kind == "none" else f", {scaling.kind}"
+            return f"rotary, theta {figures(theta, 6)}, {layout}{part}{scaled}"
         case Alibi():
             return "ALiBi"
         case RelativeBias(n_buckets=n, shared=shared):

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from anyformer.spec.hints import misshapen
 from anyformer.spec.keys import partly
 from anyformer.spec.parts import BlockSpec, ModelSpec, StackSpec
 from anyformer.spec.problems import MISSING, Problem, look_up, neighbours, unknown_word
@@ -89,7 +90,7 @@ def _variant(
             why, remedy = f"`{key}` is the whole stack's", f"{key} beside the pattern would do"
         problems.append(Problem(key, why, remedy=remedy))
     base = {key: value for key, value in table.items() if key in LAYER_KEYS}
-    whole = laid(base, {key: value for key, value in entry.items() if key in LAYER_KEYS})
+    whole = laid(base, {key: value for key, value in entry.items() if key in LAYER_KEYS}, side)
     settled = settled_layer(whole, side, beside=beside, d_model=table.get("d_model"))
     layer, broken, unknown = partly(LayerRecipe, settled)
     unknown |= of_root & {"d_model"}
@@ -99,8 +100,8 @@ def _variant(
 
 
 def _of_fields(problems: Iterable[Problem], table: Mapping[str, Any]) -> list[Problem]:
-    """Problems of fields, without those that cross-attention has only taken over."""
-    kept = _once_for_both(list(problems))
+    """Problems of fields at the places of a recipe, without those that cross-attention has only taken over."""
+    kept = _once_for_both([misshapen(replace(p, path=p.path.replace("share.owners.", "share."))) for p in problems])
     if look_up(table, ("attention", "kind")) != "latent":
         return kept
     why = "latent attention has no grouped heads for cross-attention to take over"

@@ -1,4 +1,4 @@
-"""Which folder a path to a checkpoint means: itself, or the best of a run."""
+"""Which folder a path to a checkpoint means: itself, ours or a published one, or the best of a run."""
 
 from pathlib import Path
 
@@ -6,6 +6,8 @@ from anyformer.errors import UserError
 from anyformer.files import recover
 
 SPEC_FILE = "spec.json"
+PUBLISHED_FILE = "config.json"
+"""The configuration of a published checkpoint, in the form of Hugging Face."""
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
@@ -19,10 +21,10 @@ def resolve(path: str | Path) -> Path:
         remedy = (
             "pickled weights can run code and are never opened; convert them to safetensors"
             if pickled
-            else "give the folder that holds spec.json and model.safetensors"
+            else "give the folder that holds model.safetensors and its description"
         )
         raise UserError("a checkpoint is a folder", where=folder, remedy=remedy)
-    if (folder / SPEC_FILE).exists():
+    if (folder / SPEC_FILE).exists() or is_published(folder):
         return folder
     for name in ("best", "last"):
         pointer = folder / "checkpoints" / name
@@ -32,9 +34,14 @@ def resolve(path: str | Path) -> Path:
     raise UserError(
         "the folder holds no checkpoint",
         where=folder,
-        expected=f"{SPEC_FILE} and model.safetensors, or a run's checkpoints/",
+        expected=f"{SPEC_FILE} or Hugging Face's {PUBLISHED_FILE}, and model.safetensors; or a run's checkpoints/",
         remedy=_pickle_advice(folder),
     )
+
+
+def is_published(folder: Path) -> bool:
+    """Whether a folder holds a checkpoint of Hugging Face and none of ours."""
+    return (folder / PUBLISHED_FILE).exists() and not (folder / SPEC_FILE).exists()
 
 
 def pointed_at(pointer: Path) -> Path | None:

@@ -1,7 +1,10 @@
 """Keys that people look for in the wrong place: why they are not there, and where they are."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
+
+from anyformer.spec.problems import Problem
 
 _MOE_KEYS = (
     "n_experts", "top_k", "expert", "shared", "scoring", "normalise", "router_bias", "choice_bias", "groups",
@@ -84,3 +87,19 @@ def misplaced(path: Sequence[str], table: Any) -> tuple[str, str] | None:
         name = "ffn"
     found = _HINTS.get((name, kind), {}).get(path[-1]) if isinstance(kind, str) else None
     return None if found is None else (f"unknown key `{path[-1]}`: {found[0]}", found[1])
+
+
+def misshapen(problem: Problem) -> Problem:
+    """A problem of what is no table, where shorter forms than a table are known."""
+    key = problem.path.rpartition(".")[2]
+    if problem.why != "should be a table" or key not in ("share", "shared"):
+        return problem
+    if key == "shared":
+        why = "a shared expert is a table, or the number n, at least 1, for one of n times the expert's width"
+        return replace(problem, why=why, remedy="1, or false for none, would do")
+    count = problem.got
+    distinct = count if isinstance(count, int) and not isinstance(count, bool) and count > 0 else 2
+    remedy = f'"all", or {{ distinct = {distinct} }}, would do'
+    return replace(
+        problem, why='is "all", a number of `distinct` layers in a table, or a list of owners', remedy=remedy
+    )

@@ -1,7 +1,7 @@
 """What a recipe's tables may hold, and a recipe as far as it is sound."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar, get_args
 
 from pydantic import ValidationError
@@ -36,6 +36,23 @@ def known_keys(part: type[Part], raw: Any, path: tuple[str, ...] = ()) -> dict[t
                 if isinstance(entry, dict) and (kind is None or entry.get("kind", kind.default) == kind.default):
                     keys |= known_keys(choice, entry, here)
     return keys
+
+
+def part_at(part: type[Part], raw: Any, path: Sequence[str]) -> type[Part] | None:
+    """The part that the table at `path` of `raw` is, by its kind; None where there is no such table."""
+    for name in path:
+        field = part.model_fields.get(name)
+        raw = raw.get(name) if isinstance(raw, dict) else None
+        if field is None or not isinstance(raw, dict):
+            return None
+        for choice in _parts_in(field.rebuild_annotation()):
+            kind = choice.model_fields.get("kind")
+            if kind is None or raw.get("kind", kind.default) == kind.default:
+                part = choice
+                break
+        else:
+            return None
+    return part
 
 
 _SINGLE = {"kind": "dense", "activation": "relu"}

@@ -7,6 +7,9 @@ from typing import Any
 
 from anyformer.errors import UserError
 
+_NUMBERS_FOR_TABLES = ("shared", "factor")
+"""Keys of tables for which a number may stand; what the number says is then not in the table."""
+
 
 def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
     """`"attention.n_kv_heads=2"` as `(("attention", "n_kv_heads"), 2)`; the value is TOML, or else a plain word."""
@@ -54,7 +57,10 @@ def apply_overrides(table: Mapping[str, Any], overrides: Iterable[str]) -> dict[
             elif isinstance(child, bool):
                 child = {}
             if not isinstance(child, dict | list):
-                raise UserError(f"`{'.'.join(keys[: depth + 1])}` is a value, not a table", where=f"--set {text}")
+                place, rest = ".".join(keys[: depth + 1]), ".".join(keys[depth + 1 :])
+                whole = f"--set {place}='{{ {rest} = … }}' gives a whole table"
+                remedy = whole if key in _NUMBERS_FOR_TABLES else None
+                raise UserError(f"`{place}` is a value, not a table", where=f"--set {text}", got=child, remedy=remedy)
             here[slot] = child
             here = child
     return result

@@ -134,9 +134,8 @@ def owners_come_first(read: Reader) -> Iterator[Problem]:
     if owners is None:
         return
     if len(owners) != len(blocks):
-        yield Problem(
-            "owners", f"names {len(owners)} owners for {len(blocks)} layers", remedy=f"{len(blocks)} would do"
-        )
+        why = f"names {len(owners)} owners for {len(blocks)} layers"
+        yield Problem("owners", why, remedy=f"a list of {len(blocks)}, or none, would do")
         return
     if owners == tuple(range(len(blocks))):
         why = "every layer has its own parameters, which is what leaving it out says"

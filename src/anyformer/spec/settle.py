@@ -12,7 +12,7 @@ from anyformer.spec.hints import misplaced
 from anyformer.spec.part import MAX_WIDTH
 from anyformer.spec.problems import Problem, did_you_mean, look_up, unknown_word
 from anyformer.spec.recipe import STACK_KEYS, Architecture
-from anyformer.spec.words import FEED_FORWARDS, FFN_WORDS, laid, laid_on, merged, tables_of
+from anyformer.spec.words import FEED_FORWARDS, FFN_WORDS, default_mask, laid, laid_on, merged, tables_of
 
 _STACKS = ("encoder", "decoder")
 _TAKEN_OVER = {
@@ -61,7 +61,7 @@ def stack_tables(raw: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], lis
             why, remedy = misplaced((name, key), own) or unknown_word(key, STACK_KEYS)
             problems.append(Problem(f"{name}.{key}", why, remedy=remedy))
         shared = root if name == "decoder" else _without_cross(root)
-        tables[name] = laid(shared, {key: value for key, value in own.items() if key in STACK_KEYS})
+        tables[name] = laid(shared, {key: value for key, value in own.items() if key in STACK_KEYS}, name)
     return tables, sorted(problems, key=lambda problem: problem.path)
 
 
@@ -100,10 +100,9 @@ def settled_layer(table: Mapping[str, Any], side: str, *, beside: bool, d_model:
 
 def _seeing(attention: dict[str, Any], side: str) -> dict[str, Any]:
     """The stack's mask where no kind is given, and buckets on the sides that the mask shows."""
-    default = "bidirectional" if side == "encoder" else "causal"
     mask = attention.get("mask", {})
     if isinstance(mask, dict):
-        mask = {"kind": default, **mask}
+        mask = {"kind": default_mask("attention", side), **mask}
     position = attention.get("position")
     if isinstance(position, dict) and position.get("kind") == "relative" and isinstance(mask, dict):
         position = {"bidirectional": mask["kind"] != "causal", **position}

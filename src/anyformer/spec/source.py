@@ -9,7 +9,7 @@ from typing import Any
 from anyformer.errors import UserError
 from anyformer.spec.condense import condense
 from anyformer.spec.expand import expand
-from anyformer.spec.folder import SPEC_FILE, resolve
+from anyformer.spec.folder import SPEC_FILE, is_published, resolve
 from anyformer.spec.overrides import apply_overrides
 from anyformer.spec.parts import ModelSpec
 from anyformer.spec.problems import Problem, SpecError, did_you_mean
@@ -102,14 +102,22 @@ def load_spec(source: Source, overrides: Iterable[str] = ()) -> ModelSpec:
     """
     overrides = list(overrides)
     if isinstance(source, ModelSpec):
-        return expand(apply_overrides(condense(source), overrides)) if overrides else source
+        return _changed(source, overrides, "the specification")
     if isinstance(source, Mapping):
         return expand(apply_overrides(source, overrides))
-    path = resolve(source) / SPEC_FILE if Path(source).is_dir() else find_toml(source)
+    path = find_toml(source) if not Path(source).is_dir() else resolve(source) / SPEC_FILE
+    if is_published(path.parent) and not path.exists():
+        what = "this is a published checkpoint, which only a whole command or af.load_spec reads"
+        raise UserError(what, where=path.parent, remedy="convert it: `anyformer convert SRC DST --to anyformer`")
     if path.suffix != ".json":
         return expand(apply_overrides(load_recipe(path), overrides), where=source)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError([Problem("(the whole)", f"cannot be read: {error}")], where=path) from None
-    return load_spec(from_json(text, where=path), overrides)
+    return _changed(from_json(text, where=path), overrides, source)
+
+
+def _changed(spec: ModelSpec, overrides: list[str], of: object) -> ModelSpec:
+    """A specification with overrides laid on its recipe, whose words nobody wrote: a message says whose it is."""
+    return expand(apply_overrides(condense(spec), overrides), where=f"the recipe made of {of}") if overrides else spec

@@ -89,6 +89,11 @@ def from_json(text: str, *, where: object = None) -> ModelSpec:
         raise SpecError([Problem("format_version", why, version, remedy)], where=where)
     for old in range(version, FORMAT_VERSION):
         table = MIGRATIONS[old](table)
+    return from_table(table, where=where)
+
+
+def from_table(table: dict[str, Any], *, where: object = None) -> ModelSpec:
+    """The specification in tables of this release's stored form, their version taken off. Raises `SpecError`."""
     spread = _spread(table)
     try:
         spec = ModelSpec.model_validate(spread)

@@ -41,25 +41,40 @@ _SWITCHES = (
 )
 """Where true is a table of defaults, and false is none."""
 
-_OPTIONAL = (
-    *_SWITCHES,
-    *((name, key) for name in ("attention", "cross") for key in ("softcap", "clip", "scale")),
-    ("attention", "q_rank"),
-    ("attention", "mask", "window"),
-    ("cross", "mask", "window"),
-    ("ffn", "limit"),
-    ("ffn", "expert", "limit"),
-    ("ffn", "groups"),
-    ("ffn", "shared"),
-    ("ffn", "shared", "limit"),
-    ("embed", "factor"),
-    ("head", "softcap"),
-    ("share",),
-)
-"""Where false takes away what the root has."""
-
 FEED_FORWARDS = (("ffn",), ("ffn", "expert"), ("ffn", "shared"))
 """Where a feed-forward stands."""
+
+_HEADS = ("softcap", "clip", "scale", "n_kv_heads", "d_head", "d_value")
+OPTIONAL = (
+    *_SWITCHES,
+    *((name, key) for name in ("attention", "cross") for key in _HEADS),
+    ("attention", "q_rank"),
+    ("attention", "d_nope"),
+    ("attention", "mask", "window"),
+    ("cross", "mask", "window"),
+    *((*place, key) for place in FEED_FORWARDS for key in ("d_ff", "limit")),
+    ("ffn", "groups"),
+    ("ffn", "shared"),
+    ("embed", "factor"),
+    ("head", "softcap"),
+    ("max_positions",),
+    ("share",),
+)
+"""Where false takes away what the root has, so that nothing is there, or what follows from the rest."""
+
+_NOUGHTS = (
+    ("dropout",),
+    ("attention", "mask", "sinks"),
+    ("cross", "mask", "sinks"),
+    ("attention", "d_rope"),
+    *((name, key) for name in ("attention", "cross") for key in ("dropout", "out_dropout")),
+    *((*place, key) for place in FEED_FORWARDS for key in ("dropout", "out_dropout", "up_offset")),
+    *(("ffn", key) for key in ("balance_loss", "z_loss", "bias_rate")),
+    ("embed", "types"),
+    ("embed", "dropout"),
+    ("head", "dropout"),
+)
+"""Where false is the number 0, which is how these are taken away."""
 
 FFN_WORDS = {
     "swiglu": {"kind": "gated", "activation": "silu"},
@@ -94,14 +109,25 @@ def tables_of(recipe: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], dict
                 yield (*place, "pattern", str(index)), entry
 
 
-def _write_out(table: dict[str, Any]) -> None:
-    for path in _OPTIONAL:
+def _write_out_false(table: dict[str, Any]) -> None:
+    """Switches, and what false takes away."""
+    for path in (*OPTIONAL, *_NOUGHTS):
         parent = look_up(table, path[:-1])
-        if isinstance(parent, dict) and isinstance(parent.get(path[-1]), bool):
-            if not parent[path[-1]]:
-                parent[path[-1]] = None
-            elif path in _SWITCHES:
-                parent[path[-1]] = {}
+        if not isinstance(parent, dict):
+            continue
+        if parent.get(path[-1]) is False:
+            parent[path[-1]] = 0 if path in _NOUGHTS else None
+        elif parent.get(path[-1]) is True and path in _SWITCHES:
+            parent[path[-1]] = {}
+    for name in ("attention", "cross"):
+        mask = look_up(table, (name, "mask"))
+        if isinstance(mask, dict) and "window" in mask and mask["window"] is None:
+            # Sinks are the keys that a window leaves out: they go with it.
+            mask.setdefault("sinks", 0)
+
+
+def _write_out(table: dict[str, Any]) -> None:
+    _write_out_false(table)
     share = table.get("share")
     if isinstance(share, list | tuple):
         table["share"] = {"kind": "listed", "owners": list(share)}
@@ -136,17 +162,38 @@ def laid_on(base: Any, over: Any) -> Any:
     return over
 
 
-def laid(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """A layer's or a stack's table with differences laid on it.
+def default_mask(place: str, side: str) -> str:
+    """The mask of a stack's "attention" or "cross" that names none."""
+    return "causal" if (place, side) == ("attention", "decoder") else "bidirectional"
 
-    A placement and `norms` say the same thing, so that one laid on the other takes its place.
+
+def beneath(base: Mapping[str, Any], over: Mapping[str, Any], side: str) -> dict[str, Any]:
+    """What of a layer's or a stack's table differences are laid on.
+
+    A placement and `norms` say the same thing, so that one laid on the other takes its place. A kind that is left out
+    is written in, so that a table means the same with it and without.
     """
     base = dict(base)
     if isinstance(base.get("attention"), dict):
         base["attention"] = {"kind": "grouped", **base["attention"]}
+    for name in ("attention", "cross"):
+        if isinstance(look_up(base, (name, "mask")), dict):
+            mask = {"kind": default_mask(name, side), **base[name]["mask"]}
+            base[name] = {**base[name], "mask": mask}
     if "norms" in over:
         for key in ("placement", "alpha", "beta"):
             base.pop(key, None)
     elif "placement" in over:
         base.pop("norms", None)
-    return merged(base, over)
+    return base
+
+
+def laid(base: Mapping[str, Any], over: Mapping[str, Any], side: str) -> dict[str, Any]:
+    """A layer's or a stack's table with differences laid on it.
+
+    Args:
+        base: the table, its words written out.
+        over: the differences.
+        side: "encoder" or "decoder", whose the layer is.
+    """
+    return merged(beneath(base, over, side), over)

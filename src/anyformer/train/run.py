@@ -301,17 +301,16 @@ def _normalise(raw: Mapping[str, Any]) -> dict[str, Any]:
     return table
 
 
-def _model_problems(model: Any, data: Any) -> list[Problem]:
-    """What is wrong with the recipe, its left-out numbers stood in for."""
+def _model_of(model: Any, data: Any) -> tuple[ModelSpec | None, list[Problem]]:
+    """The model of a recipe, its left-out numbers stood in for, and what is wrong with it."""
     if not isinstance(model, dict):
-        return []
+        return None, []
     context = data.get("context") if isinstance(data, dict) else None
     context = context if isinstance(context, int) and context > 0 else 256
     try:
-        expand({"vocab_size": 1 << 16, "max_positions": context, **model})
+        return expand({"vocab_size": 1 << 16, "max_positions": context, **model}), []
     except SpecError as error:
-        return [Problem(f"model.{p.path}", p.why, p.got, p.remedy) for p in error.problems]
-    return []
+        return None, [Problem(f"model.{p.path}", p.why, p.got, p.remedy) for p in error.problems]
 
 
 def _between(raw: dict[str, Any]) -> list[Problem]:
@@ -353,7 +352,12 @@ def _data_problems(data: dict[str, Any]) -> list[Problem]:
 
 
 def make_run(raw: Mapping[str, Any], *, where: object = None) -> Run:
-    """A run from nested tables. Raises `SpecError` with every problem found, those of the model included."""
+    """A run from nested tables.
+
+    Raises:
+        SpecError: with every problem found, those of the model included.
+        UserError: a model that training is not for, said here and not after the text is prepared.
+    """
     table = _normalise(raw)
     problems: list[Problem] = []
     made: Run | None = None
@@ -362,9 +366,12 @@ def make_run(raw: Mapping[str, Any], *, where: object = None) -> Run:
     except ValidationError as error:
         problems = from_pydantic(error, table, known_keys(Run, table))
     problems += _between(table)
-    problems += _model_problems(table.get("model"), table.get("data"))
+    model, wrong = _model_of(table.get("model"), table.get("data"))
+    problems += wrong
     if problems or made is None:
         raise SpecError(problems, where=where)
+    if model is not None:
+        _require_trainable(model)
     return made
 
 
@@ -390,7 +397,8 @@ def load_run(source: str | Path | Mapping[str, Any] | Run, overrides: Iterable[s
 
     Raises:
         SpecError: with every problem found; one problem where it is a model's recipe.
-        UserError: a file that cannot be read, files that name each other in a ring, or an override that is none.
+        UserError: a file that cannot be read, files that name each other in a ring, an override that is none, or a
+            model that training is not for.
     """
     if isinstance(source, Run):
         source = {key: value for key, value in source.to_dict().items() if value is not None}
