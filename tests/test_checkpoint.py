@@ -12,12 +12,13 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import anyformer as af
-from anyformer.checkpoint import WEIGHTS_FILE, Checkpoint, device_of, load, read_weights
+from anyformer.checkpoint import Checkpoint, device_of, load
 from anyformer.errors import UserError
 from anyformer.infer import Sampling, generate_ids
 from anyformer.nn.model import build
 from anyformer.spec import load_spec
 from anyformer.text import Tokenizer
+from anyformer.weights.own import WEIGHTS_FILE, read_weights
 
 CUDA = torch.cuda.is_available()
 
@@ -122,12 +123,28 @@ def test_a_device_that_is_not_there_is_refused_before_anything_is_read(device):
     assert device_of(torch.device("cpu")) == torch.device("cpu")
 
 
-def test_loaded_weights_are_our_own_memory(folder, made):
+def test_loaded_weights_are_mapped_and_the_file_is_never_written_to(folder, made):
+    """What is changed in memory stays there; saving over the folder leaves what was loaded as it was."""
+    file = folder / WEIGHTS_FILE
+    bytes_before = file.read_bytes()
     back = load(folder)
+    first = next(back.model.parameters())
+    with torch.no_grad():
+        first.mul_(2)
+    assert file.read_bytes() == bytes_before
+    assert torch.equal(first, 2 * next(made.model.parameters()))
+    again = load(folder)
+    Checkpoint(made.spec, build(made.spec, seed=77)).save(folder)
+    for name, value in made.model.state_dict().items():
+        assert torch.equal(again.model.state_dict()[name], value)
+
+
+def test_a_resumed_run_has_its_own_memory(folder, made):
+    back = read_weights(folder / WEIGHTS_FILE, made.spec, dtype=None, device=torch.device("cpu"))
     file = folder / WEIGHTS_FILE
     file.write_bytes(b"\xff" * file.stat().st_size)
     for name, value in made.model.state_dict().items():
-        assert torch.equal(back.model.state_dict()[name], value)
+        assert torch.equal(back.state_dict()[name], value)
 
 
 def test_weights_cut_short_anywhere_are_refused(folder):
@@ -298,5 +315,5 @@ def test_quantised_loading_is_refused(folder):
 
 
 def test_weights_alone_can_be_read(made, folder):
-    model = read_weights(folder / WEIGHTS_FILE, made.spec, dtype=None, device="cpu")
+    model = read_weights(folder / WEIGHTS_FILE, made.spec, dtype=None, device=torch.device("cpu"))
     assert all(p.requires_grad for p in model.parameters())

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from anyformer.nn.model import build, build_block
     from anyformer.nn.tap import Tap
     from anyformer.planning import Plan, plan
-    from anyformer.spec import ModelSpec, SpecError, load_spec
+    from anyformer.spec import ModelSpec, SpecError
+    from anyformer.weights.source import load_spec
 
 _HOMES = {
     "Checkpoint": "anyformer.checkpoint",
@@ -31,7 +32,7 @@ _HOMES = {
     "plan": "anyformer.planning",
     "ModelSpec": "anyformer.spec",
     "SpecError": "anyformer.spec",
-    "load_spec": "anyformer.spec",
+    "load_spec": "anyformer.weights.source",
 }
 
 __all__ = [

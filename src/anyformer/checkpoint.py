@@ -1,51 +1,58 @@
 """A model with its specification and its tokenizer, as one thing to load, save and use.
 
-A checkpoint folder holds `spec.json`, `model.safetensors` and the tokenizer's files; nothing in it is ever unpickled. A
-run folder given as a checkpoint means its best.
+A checkpoint folder holds `spec.json`, `model.safetensors` and the tokenizer's files; a published one holds
+`config.json` in place of `spec.json`. Nothing in either is ever unpickled. A run folder given as a checkpoint means its
+best.
 """
 
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from torch import Tensor
 
 from anyformer.errors import UserError
+from anyformer.families import FAMILIES, Family
 from anyformer.files import atomic_folder
-from anyformer.nn.model import Model, build
-from anyformer.nn.precision import exact
-from anyformer.planning import buffers, parameters
-from anyformer.spec.folder import SPEC_FILE, resolve
+from anyformer.infer.embed import Embedding
+from anyformer.infer.generation import GENERATION_FILE, UNSAID, Generation
+from anyformer.nn.model import Model
+from anyformer.spec.folder import PUBLISHED_FILE, SPEC_FILE, is_published, resolve
 from anyformer.spec.parts import ModelSpec
 from anyformer.spec.stored import from_json
 from anyformer.text import Tokenizer
+from anyformer.weights.config import write_config
+from anyformer.weights.dtypes import dtype_of, name_of
+from anyformer.weights.hf import load_model, save_folder
+from anyformer.weights.own import WEIGHTS_FILE, read_weights, write_weights
 
 if TYPE_CHECKING:
     from anyformer.infer import Completion
 
-WEIGHTS_FILE = "model.safetensors"
-DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float64": torch.float64,
-}
-"""Of weights in memory."""
-_STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
+FORMATS = ("anyformer", "hf")
 
 
 @dataclass
 class Checkpoint:
-    """A specification, a model and, where text goes in and out, a tokenizer."""
+    """A specification, a model and, where text goes in and out, a tokenizer.
+
+    Attributes:
+        spec: what the model is.
+        model: of that specification, in evaluation mode as loaded.
+        tokenizer: None for a model of token ids alone.
+        generation: how replies begin and end, beside what the tokenizer says.
+        embedding: how a sentence vector is made, None where the checkpoint does not say.
+    """
 
     spec: ModelSpec
     model: Model
     tokenizer: Tokenizer | None = None
+    generation: Generation = UNSAID
+    embedding: Embedding | None = None
 
     def generate(
         self,
@@ -56,7 +63,7 @@ class Checkpoint:
         seed: int = 0,
         **more: Any,
     ) -> str | list[int]:
-        """The continuation alone: text for a text, ids for ids.
+        """The continuation alone: text for a text, ids for ids. For an encoder–decoder the prompt is the source.
 
         Args:
             prompt: text, or token ids.
@@ -78,23 +85,70 @@ class Checkpoint:
         """
         from anyformer.infer import generate
 
-        return generate(self.model, self.tokenizer, [prompt], settings)[0]
+        return generate(self.model, self.tokenizer, [prompt], settings, self.generation)[0]
 
-    def save(self, folder: str | Path, format: str = "anyformer") -> Path:
+    def embed(self, texts: Sequence[str], *, batch_size: int = 32) -> Tensor:
+        """Sentence vectors [n, d] in float32, as the checkpoint says they are made.
+
+        Without a word on it: the mean over each text's real tokens, special ones included, not normalised.
+
+        Raises:
+            UserError: no tokenizer; texts that are no list of strings.
+        """
+        from anyformer.infer.embed import embed
+
+        return embed(self.model, self.tokenizer, texts, self.embedding or Embedding(), batch_size=batch_size)
+
+    def save(self, folder: str | Path, format: str = "anyformer", families: Sequence[Family] = ()) -> Path:
         """Writes the checkpoint to `folder`, whole or not at all.
 
         A checkpoint that is there is replaced; a file or a folder of other things is never touched.
 
+        Args:
+            folder: where to.
+            format: "anyformer", or "hf" for the form of Hugging Face, which a published family's specification has.
+            families: further families beside the package's own, looked through first.
+
         Raises:
-            UserError: a place that is taken by something else or cannot be written to.
+            UserError: a place that is taken by something else or cannot be written to; "hf" for a specification that
+                no published family can say, with the nearest one and the first part that it cannot say.
         """
-        if format != "anyformer":
-            raise UserError("unknown checkpoint format", got=format, expected="anyformer")
+        if format not in FORMATS:
+            raise UserError("unknown checkpoint format", got=format, expected=" or ".join(FORMATS))
         path = Path(folder)
         _require_free(path)
+        published = write_config(self.spec, (*families, *FAMILIES)) if format == "hf" else None
         with atomic_folder(path) as partial:
-            save_into(partial, self.spec, self.model, self.tokenizer)
+            if published is None:
+                save_into(partial, self.spec, self.model, self.tokenizer)
+            else:
+                config, reading = published
+                save_folder(partial, self.model, reading, self._beside(config))
+                if self.tokenizer is not None:
+                    self.tokenizer.save(partial)
+            # Theirs reads this file alone for the ends of a reply; ours keeps the tokenizer's own beside the tokenizer.
+            generation = self.generation if published is None else replace(self.generation, eos_ids=self._eos_ids())
+            if generation != UNSAID:
+                (partial / GENERATION_FILE).write_text(generation.text(), encoding="utf-8")
+            if self.embedding is not None:
+                self.embedding.write(partial)
         return path
+
+    def _eos_ids(self) -> tuple[int, ...]:
+        """Every id that ends a reply."""
+        own = () if self.tokenizer is None else self.tokenizer.eos_ids
+        return tuple(dict.fromkeys([*own, *self.generation.eos_ids]))
+
+    def _beside(self, config: dict[str, Any]) -> dict[str, Any]:
+        """A published configuration with what it says beside the specification: ids of special tokens, the dtype."""
+        more: dict[str, Any] = {"torch_dtype": name_of(next(self.model.parameters()).dtype)}
+        eos = self._eos_ids()
+        if self.tokenizer is not None:
+            more |= {"bos_token_id": self.tokenizer.bos_id, "pad_token_id": self.tokenizer.pad_id}
+        more["eos_token_id"] = eos[0] if len(eos) == 1 else list(eos) or None
+        if self.generation.start:
+            more["decoder_start_token_id"] = self.generation.start[0]
+        return {**more, **{key: value for key, value in config.items() if value is not None or key not in more}}
 
 
 def _require_free(path: Path) -> None:
@@ -103,7 +157,7 @@ def _require_free(path: Path) -> None:
         return
     if not path.is_dir():
         raise UserError("a checkpoint is a folder, and there is a file", where=path, remedy="choose another name")
-    if not (path / SPEC_FILE).exists() and any(path.iterdir()):
+    if not any((path / name).exists() for name in (SPEC_FILE, PUBLISHED_FILE)) and any(path.iterdir()):
         what = "the folder holds other things than a checkpoint, which saving would remove"
         raise UserError(what, where=path, remedy="choose a new folder")
 
@@ -113,12 +167,7 @@ def save_into(folder: Path, spec: ModelSpec, model: torch.nn.Module, tokenizer: 
 
     Raises `UserError` when the weights cannot be written.
     """
-    tensors = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
-    try:
-        save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
-    except SafetensorError as error:
-        remedy = "free some space and try again; nothing that was there before has changed"
-        raise UserError(f"cannot write the weights: {error}", where=folder / WEIGHTS_FILE, remedy=remedy) from error
+    write_weights(folder / WEIGHTS_FILE, model)
     (folder / SPEC_FILE).write_text(spec.to_json(), encoding="utf-8")
     if tokenizer is not None:
         tokenizer.save(folder)
@@ -141,20 +190,17 @@ def device_of(name: str | torch.device, where: str = "device") -> torch.device:
     return torch.device(name)
 
 
-def _dtype_of(name: str | None) -> torch.dtype | None:
-    """The dtype that a name means, None for "as stored". Raises `UserError`."""
-    if name is None or name == "stored":
-        return None
-    if name not in DTYPES:
-        expected = ", ".join([*DTYPES, "stored"])
-        raise UserError("unknown dtype", where="dtype", got=name, expected=expected)
-    return DTYPES[name]
-
-
 def load(
-    path: str | Path, dtype: str | None = "float32", device: str | torch.device = "cpu", quantize: str | None = None
+    path: str | Path,
+    dtype: str | None = "float32",
+    device: str | torch.device = "cpu",
+    quantize: str | None = None,
+    families: Sequence[Family] = (),
 ) -> Checkpoint:
-    """Loads a checkpoint or run folder.
+    """Loads a checkpoint: ours, a run folder's best, or a published one of Hugging Face.
+
+    Weights that are stored in the wanted type stay mapped from their file and are read when they are used; the file
+    should not be written to meanwhile (`save` replaces it, which does no harm).
 
     Args:
         path: the folder.
@@ -162,67 +208,26 @@ def load(
             the file.
         device: where the model goes: "cpu", "cuda", "cuda:N", or "auto" for CUDA where it is there.
         quantize: None; quantised loading comes with the formats that need it.
+        families: further families of published models beside the package's own, looked through first.
 
     Raises:
         UserError: a dtype or device that cannot be used; no checkpoint there; files cut short, foreign or of a newer
-            version; tensors that the specification does not have, lacks, or shapes otherwise.
+            version; a model type or setting that no family has; tensors that the specification does not have, lacks,
+            or shapes otherwise.
     """
     if quantize is not None:
         raise UserError("quantised loading is not available", where="quantize", got=quantize, expected="None")
-    _dtype_of(dtype)
-    place = device_of(device)
+    wanted, place = dtype_of(dtype), device_of(device)
     folder = resolve(path)
+    tokenizer = Tokenizer.load(folder) if (folder / "tokenizer.json").exists() else None
+    generation, embedding = Generation.read(folder), Embedding.read(folder)
+    if is_published(folder):
+        reading, model = load_model(folder, wanted, place, (*families, *FAMILIES))
+        return Checkpoint(reading.spec, model, tokenizer, generation, embedding)
     spec_file = folder / SPEC_FILE
     try:
         spec = from_json(spec_file.read_text(encoding="utf-8"), where=spec_file)
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read the specification: {error}", where=spec_file) from None
-    model = read_weights(folder / WEIGHTS_FILE, spec, dtype=dtype, device=place)
-    tokenizer = Tokenizer.load(folder) if (folder / "tokenizer.json").exists() else None
-    return Checkpoint(spec, model, tokenizer)
-
-
-def read_weights(file: Path, spec: ModelSpec, *, dtype: str | None, device: str | torch.device) -> Model:
-    """A model of `spec` with the tensors of a safetensors file, each used exactly once. Raises `UserError`."""
-    wanted, place = _dtype_of(dtype), device_of(device)
-    kept = {p.name: p.shape for p in buffers(spec)}
-    expected = {p.name: p.shape for p in parameters(spec)} | kept
-    try:
-        with safe_open(file, framework="pt") as stored:
-            slices = {name: stored.get_slice(name) for name in stored.keys()}  # noqa: SIM118  no mapping
-            _compare(expected, {name: tuple(part.get_shape()) for name, part in slices.items()}, file)
-            kinds = {name: slices[name].get_dtype() for name in expected}
-            _require_floats(kinds, file)
-            # Into memory of our own, tensor by tensor: a mapping would change with its file, and may lie at
-            # addresses that change how a kernel rounds.
-            dtypes = {name: wanted or DTYPES[_STORED[kind]] for name, kind in kinds.items()}
-            dtypes |= {name: exact(dtypes[name]) for name in kept}
-            tensors = {name: stored.get_tensor(name).to(place, dtypes[name], copy=True) for name in expected}
-    except FileNotFoundError:
-        raise UserError("the checkpoint has no weights", where=file) from None
-    except (SafetensorError, OSError) as error:
-        remedy = "the file is cut short or damaged: use another checkpoint, or save it again"
-        raise UserError(f"cannot read the weights: {error}", where=file, remedy=remedy) from None
-    model = build(spec, device="meta")
-    model.load_state_dict(tensors, assign=True)
-    return model.eval()
-
-
-def _require_floats(kinds: dict[str, str], file: Path) -> None:
-    """Raises `UserError` for tensors of a type that the model does not compute with."""
-    for name, kind in kinds.items():
-        if kind not in _STORED:
-            expected = ", ".join(_STORED.values())
-            raise UserError("weights are floating-point numbers", where=f"{file}, {name}", got=kind, expected=expected)
-
-
-def _compare(expected: dict[str, tuple[int, ...]], found: dict[str, tuple[int, ...]], file: Path) -> None:
-    missing, extra = sorted(expected.keys() - found.keys()), sorted(found.keys() - expected.keys())
-    wrong = [name for name in expected if name in found and found[name] != expected[name]]
-    if not (missing or extra or wrong):
-        return
-    said = [
-        f"{len(names)} {word}, first {names[0]}" for word, names in (("missing", missing), ("unknown", extra)) if names
-    ]
-    said += [f"{name} is {list(found[name])} and should be {list(expected[name])}" for name in wrong[:1]]
-    raise UserError("the weights do not fit the specification", where=file, got="; ".join(said))
+    model = read_weights(folder / WEIGHTS_FILE, spec, dtype=wanted, device=place, mapped=True)
+    return Checkpoint(spec, model, tokenizer, generation, embedding)

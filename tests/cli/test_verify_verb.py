@@ -47,7 +47,7 @@ def test_a_checkpoint_is_judged_as_it_is_and_gets_a_certificate(checkpoint):
     said = run(checkpoint)
     for law in ("causality", "cache", "round trip", "precision"):
         assert law in said.stdout
-    assert "11 laws hold, 0 are broken, 1 have no case here" in said.stdout
+    assert "15 laws hold, 0 are broken, 1 have no case here" in said.stdout
     assert str(checkpoint / "certificate.json") in said.stderr
     written = json.loads((checkpoint / "certificate.json").read_text(encoding="utf-8"))
     assert written["holds"]
@@ -90,13 +90,39 @@ def test_an_unknown_law_is_refused_before_anything_is_built(tmp_path):
         run(tmp_path / "nowhere", "--laws", "gravity")
 
 
-def test_help_comes_without_torch():
+def test_a_run_description_says_what_to_give_instead(tmp_path):
+    """Its model takes what it lacks from the run's data."""
+    with pytest.raises(UserError, match="a run description") as caught:
+        run("demo")
+    assert "model.vocab_size: is required" in caught.value.got
+    assert "runs/demo once the run is trained, or its [model] table" in caught.value.remedy
+    file = tmp_path / "mine.toml"
+    file.write_text('name = "x"\nmodel = "llama-tiny"\n[data]\nsources = ["a.txt"]\n[train]\nsteps = 1\n')
+    assert "plan" in run(file, "--laws", "plan").stdout, "a model that is whole is judged"
+    (tmp_path / "part.toml").write_text("d_model = 8\n")
+    file.write_text(file.read_text().replace("llama-tiny", "part.toml"))
+    with pytest.raises(UserError, match="a run description") as caught:
+        run(file)
+    assert caught.value.remedy == "give runs/x once the run is trained, or part.toml with what is missing"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--help"], "--laws"),
+        (["llama-tiny", "--laws", "causalty"], "did you mean `causality`?"),
+        (["llama-tinny"], "did you mean `llama-tiny`?"),
+        (["demo"], "a run description"),
+    ],
+)
+def test_help_and_mistakes_come_without_torch(words, said):
     code = (
-        "import sys; from anyformer.cli.main import app\n"
-        "try: app(['verify', '--help'])\n"
+        "import sys; from anyformer.cli.main import run\n"
+        f"sys.argv = ['anyformer', 'verify', *{words}]\n"
+        "try: run()\n"
         "except SystemExit: pass\n"
         "sys.exit('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "--laws" in done.stdout
+    assert said in done.stdout + done.stderr

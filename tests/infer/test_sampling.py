@@ -211,6 +211,7 @@ def test_padded_ids_are_never_drawn():
     assert drawn == set(range(100))
     assert choose(logits[:1], [Sampling()], n_allowed=100) == [[0]]
     assert max(kept(logits[0], s[0], n_allowed=100)[0]) == 99
+    assert set(kept(logits[0], s[0], n_allowed=100, excluded=(99, 4, 120))[0]) == set(range(99)) - {4}
 
 
 def test_broken_scores_of_padded_ids_do_not_matter():

@@ -12,7 +12,7 @@ from anyformer.cli.chat import Conversation, chat
 from anyformer.cli.eval import evaluate
 from anyformer.cli.generate import generate
 from anyformer.errors import UserError
-from anyformer.infer import Sampling
+from anyformer.infer import Generation, Sampling
 from anyformer.infer import generate as generate_text
 from anyformer.nn.model import build
 from anyformer.spec import load_spec
@@ -128,7 +128,7 @@ def talk(monkeypatch, scripted):
             prompts.append(tokens[0].tolist()) if tokens.shape[1] > 1 else None,
             original(tokens, **rest),
         )[1]
-        loaded = SimpleNamespace(model=model, tokenizer=tokenizer, spec=model.spec)
+        loaded = SimpleNamespace(model=model, tokenizer=tokenizer, spec=model.spec, generation=Generation())
         monkeypatch.setattr("anyformer.checkpoint.load", lambda path, **_: loaded)
         settings = ["--max-new-tokens", str(len(script)), *options]
         result = CliRunner().invoke(verb(chat), ["folder", *settings], input=lines)

@@ -7,10 +7,12 @@ import torch
 from anyformer.errors import UserError
 from anyformer.laws import law as book
 from anyformer.laws import mutant as models
+from anyformer.laws import roundtrip
 from anyformer.laws.causality import influence
 from anyformer.laws.certificate import certify, weights_hash
 from anyformer.laws.draw import Draw, fresh, longest, unreached
 from anyformer.laws.law import LAWS, SLOW, chosen, judge, settled
+from anyformer.laws.names import NAMES
 from anyformer.laws.result import Findings, Result, error_of, exempt
 from anyformer.nn.roles import roles
 from anyformer.spec import expand
@@ -47,6 +49,7 @@ def test_what_does_not_apply_says_why():
 
 
 def test_laws_come_in_the_order_of_the_book_and_an_unknown_one_is_refused():
+    assert tuple(LAWS) == NAMES
     assert chosen(["plan", "causality"]) == ["causality", "plan"]
     assert "compile" not in chosen(None)
     with pytest.raises(UserError, match="there is no such law\n  got: causal\n  expected: causality, cache"):
@@ -108,6 +111,36 @@ def test_a_model_in_half_precision_is_judged_in_float32_and_stays_as_it_is():
     before = weights_hash(model)
     assert all(result.holds is not False for result in judge(model, laws=["causality", "padding", "precision"]))
     assert weights_hash(model) == before
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_weight_that_is_no_number_comes_back_and_what_is_not_finite_is_said_by_the_law_of_that(value):
+    model = fresh(LEARNED, 1)
+    with torch.no_grad():
+        model.decoder.final_norm.weight[3] = value
+    results = by_name(judge(model, laws=["round trip", "plan", "precision"]))
+    assert results["round trip"].holds
+    assert results["plan"].holds
+    assert not results["precision"].holds
+    assert results["precision"].where.endswith("are finite")
+
+
+def test_a_zero_that_comes_back_with_the_other_sign_is_another_weight(monkeypatch):
+    """Bits are compared, not numbers."""
+    model = fresh(LEARNED, 1)
+    with torch.no_grad():
+        model.decoder.final_norm.weight[3] = -0.0
+    before = roundtrip.load
+
+    def unsigned(*given, **more):
+        found = before(*given, **more)
+        with torch.no_grad():
+            found.model.decoder.final_norm.weight[3] = 0.0
+        return found
+
+    monkeypatch.setattr(roundtrip, "load", unsigned)
+    (result,) = judge(model, laws=["round trip"])
+    assert (result.holds, result.where) == (False, "a checkpoint's decoder.final_norm.weight")
 
 
 def test_judging_leaves_a_model_as_it_was():

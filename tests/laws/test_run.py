@@ -1,5 +1,7 @@
 """The deep run: its counts, its exit codes, and how it shrinks what breaks a law."""
 
+import subprocess
+import sys
 import tomllib
 from dataclasses import replace
 from functools import cache
@@ -7,7 +9,7 @@ from functools import cache
 import pytest
 import torch
 
-from anyformer.laws import law, run, trial
+from anyformer.laws import command, law, run, trial
 from anyformer.laws.result import Result
 from anyformer.laws.shrink import candidates, places, shrink
 from anyformer.laws.space import sample
@@ -150,7 +152,7 @@ def test_candidates_do_not_change_what_they_come_from():
 
 def test_the_last_line_counts(breaks, capsys):
     breaks(_alibi)
-    code = run.main(["12", "--laws", "causality", "--processes", "1", "--no-shrink"])
+    code = command.main(["12", "--laws", "causality", "--processes", "1", "--no-shrink"])
     broken = sum(not _alibi_free(expand(sample(seed))) for seed in range(12))
     assert broken
     last = capsys.readouterr().out.strip().splitlines()[-1]
@@ -165,7 +167,7 @@ def _alibi_free(spec):
 
 def test_a_run_without_a_violation_is_done(breaks, capsys):
     breaks(lambda model, seed: _result(True))
-    assert run.main(["3", "--laws", "causality", "--processes", "1", "--seed", "40"]) == 0
+    assert command.main(["3", "--laws", "causality", "--processes", "1", "--seed", "40"]) == 0
     out, err = capsys.readouterr()
     assert out.startswith("3 specifications, 3 laws checked, 0 exempt, 0 violations")
     assert err == ""
@@ -173,7 +175,7 @@ def test_a_run_without_a_violation_is_done(breaks, capsys):
 
 def test_seeds_of_violations_alike_are_listed(breaks, capsys):
     breaks(lambda model, seed: _result(False, 0.1))
-    assert run.main(["3", "--laws", "causality", "--processes", "1", "--no-shrink"]) == 1
+    assert command.main(["3", "--laws", "causality", "--processes", "1", "--no-shrink"]) == 1
     out = capsys.readouterr().out
     assert "# the same of seeds 1, 2" in out
     assert out.count("# causality:") == 1
@@ -195,11 +197,36 @@ def test_processes_give_what_one_gives():
 @pytest.mark.parametrize(("arguments", "words"), [(["--laws", "no-such"], "no such law"), (["0"], "at least 1")])
 def test_mistakes_are_said(arguments, words, capsys):
     try:
-        code = run.main(arguments)
+        code = command.main(arguments)
     except SystemExit as leaving:
         code = leaving.code
     assert code == 2
     assert words in capsys.readouterr().err
+
+
+def test_a_mistake_is_said_without_torch():
+    code = (
+        "import sys, runpy\nsys.argv = ['laws', '--laws', 'plam']\n"
+        "try: runpy.run_module('anyformer.laws', run_name='__main__')\n"
+        "except SystemExit as leaving: sys.exit(leaving.code if 'torch' not in sys.modules else 3)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert "did you mean `plan`?" in done.stderr
+
+
+def test_what_comes_before_the_laws_can_be_asked_for_alone(capsys):
+    """As the command under a violation of it does."""
+    assert command.main(["2", "--laws", "space", "--processes", "1"]) == 0
+    assert capsys.readouterr().out.startswith("2 specifications, 0 laws checked, 0 exempt, 0 violations")
+    table = {**sample(3), "vocab_size": 0}
+    words = described(table, attempt(table, 3).violations[0])
+    assert "python -m anyformer.laws 1 --seed 3 --laws space" in words
+    assert words.splitlines()[2].endswith("anyformer verify smallest.toml --seed 3")
+
+
+def test_a_violation_before_the_laws_that_is_gone_is_none():
+    assert not trial._fails_like(sample(3), Violation(3, "build", "KeyError: weight", "KeyError"))
 
 
 def test_an_interrupt_counts_what_was_done(breaks, capsys):
@@ -207,7 +234,7 @@ def test_an_interrupt_counts_what_was_done(breaks, capsys):
         raise KeyboardInterrupt
 
     breaks(interrupt)
-    assert run.main(["2", "--laws", "causality", "--processes", "1"]) == 130
+    assert command.main(["2", "--laws", "causality", "--processes", "1"]) == 130
     assert "0 specifications" in capsys.readouterr().out
 
 

@@ -1,16 +1,21 @@
 """The sampler: what it draws is legal, reproducible, of sizes that hide nothing, and shrinks."""
 
 from collections import defaultdict
+from functools import reduce
 from random import Random
 
 import pytest
 from hypothesis import HealthCheck, Phase, find, given, settings
 
+from anyformer.laws import space
 from anyformer.laws.axes import points
 from anyformer.laws.choose import Seeded
 from anyformer.laws.space import ARCHITECTURES, recipe, sample, strategy
-from anyformer.spec import condense, expand
+from anyformer.spec import SpecError, condense, expand
+from anyformer.spec.idle import idle_words, without_idle
 from anyformer.spec.parts import Part
+from anyformer.spec.problems import look_up
+from anyformer.spec.words import normalise
 
 N = 150
 
@@ -157,6 +162,24 @@ def test_hypothesis_shrinks_to_what_matters():
     assert spec.decoder.n_layers == 1
     assert smallest["attention"]["n_heads"] == 1
     assert "softcap" not in smallest["attention"]
+
+
+def test_the_remedy_of_a_word_that_changes_nothing_changes_something(monkeypatch):
+    """Of differences as they are drawn, of which some are none."""
+    monkeypatch.setattr(space, "without_idle", lambda table: table)
+    drawn = [(table, idle_words(normalise(table))) for table in map(sample, range(700))]
+    broken = [(table, found) for table, found in drawn if found]
+    assert len(broken) > 15
+    for table, found in broken:
+        with pytest.raises(SpecError, match="changes nothing: it keeps the stack's"):
+            expand(table)
+        kept = expand(without_idle(table))
+        for each in found:
+            instead = look_up(table, each.path[:-1])[each.path[-1]] = {}
+            for path, _, value in each.kept:
+                *way, last = path.split(".")
+                reduce(lambda here, key: here.setdefault(key, {}), way, instead)[last] = value
+        assert expand(table) != kept
 
 
 class Always:

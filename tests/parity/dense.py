@@ -349,7 +349,12 @@ STARCODER2 = Family(
     "starcoder2",
     "Starcoder2ForCausalLM",
     "Starcoder2Config",
-    {**SIZES, "norm_epsilon": 1e-3, "sliding_window": 7, "head_dim": 6},
+    {
+        **{name: value for name, value in SIZES.items() if name != "rms_norm_eps"},
+        "norm_epsilon": 1e-3,
+        "sliding_window": 7,
+        "head_dim": 6,
+    },
     recipe(
         bias=True,
         tie=True,

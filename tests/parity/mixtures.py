@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from dense import ENDS, GATED, LLAMA_RULES, PRE_NORMS, PROJECTIONS, SIZES, recipe
+from dense import ENDS, GATED, LLAMA_RULES, PRE_NORMS, PROJECTIONS, QK_NORMS, SIZES, recipe
 from maps import Rule, by_head, chunks
 from pairs import Family
 from torch import Tensor
@@ -71,6 +71,91 @@ def qwen2_moe(name: str, *, normalise: bool) -> Family:
         ),
         [*LLAMA_RULES, *EXPERTS],
     )
+
+
+QWEN2_MOE_WINDOWS = Family(
+    "qwen 2 moe, windows",
+    "qwen2_moe",
+    "Qwen2MoeForCausalLM",
+    "Qwen2MoeConfig",
+    {
+        **SIZES,
+        "num_hidden_layers": 4,
+        "mlp_only_layers": [0, 2],
+        "moe_intermediate_size": 11,
+        "shared_expert_intermediate_size": 17,
+        "num_experts": 7,
+        "num_experts_per_tok": 3,
+        "qkv_bias": False,
+        "use_sliding_window": True,
+        "sliding_window": 6,
+        "max_window_layers": 2,
+    },
+    recipe(
+        n_layers=4,
+        ffn={
+            "kind": "moe",
+            "n_experts": 7,
+            "top_k": 3,
+            "normalise": False,
+            "expert": {"kind": "swiglu", "d_ff": 11},
+            "shared": {"d_ff": 17},
+            "shared_gate": True,
+        },
+        pattern=[
+            {"ffn": {"kind": "swiglu", "d_ff": 41}, "attention": {"mask": {"window": 6}}},
+            {},
+            {"ffn": {"kind": "swiglu", "d_ff": 41}},
+            {},
+        ],
+    ),
+    [*LLAMA_RULES, *EXPERTS],
+)
+
+
+def qwen3_moe(name: str, over: dict[str, Any], ffn: dict[str, Any], **changes: Any) -> Family:
+    """Qwen3-MoE: norms of queries and keys, biases everywhere, no shared expert, layers made dense by number."""
+    return Family(
+        name,
+        "qwen3_moe",
+        "Qwen3MoeForCausalLM",
+        "Qwen3MoeConfig",
+        {
+            **SIZES,
+            "num_hidden_layers": 3,
+            "moe_intermediate_size": 11,
+            "num_experts": 7,
+            "num_experts_per_tok": 3,
+            "attention_bias": True,
+            **over,
+        },
+        recipe(
+            n_layers=3,
+            ffn={"kind": "moe", "n_experts": 7, "top_k": 3, "expert": {"kind": "swiglu", "d_ff": 11}, **ffn},
+            **changes,
+        ),
+        [*LLAMA_RULES, *QK_NORMS, *EXPERTS],
+    )
+
+
+_QK_NORM = {"qk_norm": {"norm": {"kind": "rms", "eps": 1e-3}}, "qkv_bias": True, "out_bias": True}
+_DENSE = {"ffn": {"kind": "swiglu", "d_ff": 41}}
+QWEN3_MOE = qwen3_moe(
+    "qwen 3 moe",
+    {"norm_topk_prob": True, "mlp_only_layers": [1], "rope_parameters": {"rope_type": "default", "rope_theta": 700.0}},
+    {},
+    attention=_QK_NORM,
+    position={"theta": 700.0},
+    pattern=[{}, _DENSE, {}],
+)
+QWEN3_MOE_WINDOW = qwen3_moe(
+    "qwen 3 moe, window",
+    {"decoder_sparse_step": 3, "use_sliding_window": True, "sliding_window": 6, "tie_word_embeddings": True},
+    {"normalise": False},
+    attention={**_QK_NORM, "mask": {"window": 6}},
+    tie=True,
+    pattern=[{**_DENSE, "repeat": 2}, {}],
+)
 
 
 def _every_other(value: Tensor) -> list[Tensor]:
@@ -289,6 +374,9 @@ MIXTURES = [
     MIXTRAL,
     qwen2_moe("qwen 2 moe", normalise=False),
     qwen2_moe("qwen 2 moe, normalised", normalise=True),
+    QWEN2_MOE_WINDOWS,
+    QWEN3_MOE,
+    QWEN3_MOE_WINDOW,
     GPT_OSS,
 ]
 LATENTS = [

@@ -3,10 +3,13 @@
 import pytest
 import torch
 from encoders import BERT, BERT_STATES, ENCODERS
+from encoders_more import MORE_ENCODERS
 from pairs import Pair, ids, padded, pair
+from seq2seq_more import ENCODER_ALONE
 from torch import Tensor
 
-families = pytest.mark.parametrize("family", ENCODERS, ids=lambda family: family.name)
+ALL = [*ENCODERS, *MORE_ENCODERS, *ENCODER_ALONE]
+families = pytest.mark.parametrize("family", ALL, ids=lambda family: family.name)
 
 
 def theirs(both: Pair, tokens: Tensor, real: Tensor | None = None, **kwargs) -> Tensor:

@@ -4,10 +4,11 @@ import pytest
 import torch
 from pairs import ids, padded, pair
 from seq2seq import PAIRS
+from seq2seq_more import MORE_PAIRS
 
 from anyformer.nn.attend.bias import BucketBias
 
-families = pytest.mark.parametrize("family", PAIRS, ids=lambda family: family.name)
+families = pytest.mark.parametrize("family", [*PAIRS, *MORE_PAIRS], ids=lambda family: family.name)
 
 
 @families

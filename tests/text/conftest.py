@@ -3,10 +3,12 @@
 import json
 
 import pytest
+from kinds import KINDS
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Library
 
 from anyformer.text import Tokenizer
+from anyformer.text.settings import Settings
 
 TEXTS = [
     "Hello world, hello there. The quick brown fox jumps over the lazy dog; don't panic!\n",
@@ -143,7 +145,13 @@ def zoo():
         "char": Tokenizer.train("char", TEXTS),
         "bpe": Tokenizer.train("bpe", TEXTS * 3, 400, control_tokens=CHATML),
     }
-    return trained | {make.__name__: Tokenizer(make()) for make in made} | {"holey": Tokenizer(holey())}
+    tidied = {
+        f"{make.__name__}_tidied": Tokenizer(make(), Settings(rest={"clean_up_tokenization_spaces": True}))
+        for make in (KINDS["bert"], metaspace, wordless)
+    }
+    published = {name: Tokenizer(make()) for name, make in KINDS.items()}
+    own = {make.__name__: Tokenizer(make()) for make in made} | {"holey": Tokenizer(holey())}
+    return trained | tidied | published | own
 
 
 @pytest.fixture(scope="session")

@@ -5,12 +5,15 @@ import itertools
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kinds import KINDS
 
 from anyformer.errors import UserError
 from anyformer.text import StopMatcher, Tokenizer
 from anyformer.text.stream import TextStream
+from anyformer.text.tidy import settled, tidy
 
 ZOO = "byte char bpe sentencepiece_bpe unigram metaspace word_piece suffixed with_added wordless spaced flagged".split()
+TIDIED = ["bert_tidied", "metaspace_tidied", "wordless_tidied"]
 
 
 def deltas(tokenizer, ids, **options):
@@ -18,8 +21,8 @@ def deltas(tokenizer, ids, **options):
     return [*(stream.push(index) for index in ids), stream.finish()]
 
 
-@pytest.mark.parametrize("name", ZOO)
-@settings(deadline=None, max_examples=150)
+@pytest.mark.parametrize("name", [*ZOO, *TIDIED, *KINDS])
+@settings(deadline=None, max_examples=100)
 @given(data=st.data())
 def test_deltas_joined_are_the_decoded_text(zoo, name, data):
     """For any ids at all, control tokens kept or left out."""
@@ -28,6 +31,20 @@ def test_deltas_joined_are_the_decoded_text(zoo, name, data):
     ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1) | st.sampled_from(likely or [0]), max_size=25))
     for skip in (True, False):
         assert "".join(deltas(tokenizer, ids, skip_control=skip)) == tokenizer.decode(ids, skip_control=skip)
+
+
+@settings(deadline=None, max_examples=300)
+@given(text=st.text(st.sampled_from(" .?!,'ntmsvrexé"), max_size=30), cuts=st.sets(st.integers(0, 30)))
+def test_text_is_tidied_in_pieces_as_in_one(text, cuts):
+    """The rest that is held back begins where nothing to come can reach, and no later than need be."""
+    places = [0, *sorted(cut for cut in cuts if cut < len(text)), len(text)]
+    held, shown = "", ""
+    for start, end in itertools.pairwise(places):
+        held += text[start:end]
+        place = settled(held)
+        shown, held = shown + tidy(held[:place]), held[place:]
+        assert not held.strip(" 'nvr")
+    assert shown + tidy(held) == tidy(text)
 
 
 @pytest.mark.parametrize("name", ["byte", "bpe", "sentencepiece_bpe", "unigram"])

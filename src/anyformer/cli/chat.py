@@ -210,7 +210,7 @@ def _answer(loaded: Any, ids: list[int], sampling: "Sampling", console: "Console
     shown: list[str] = []
     reason: str | None = None
     try:
-        for delta in stream(loaded.model, loaded.tokenizer, [ids], sampling):
+        for delta in stream(loaded.model, loaded.tokenizer, [ids], sampling, loaded.generation):
             shown.append(delta.text)
             show(delta.text)
             if delta.completion is not None:

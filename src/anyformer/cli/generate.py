@@ -88,7 +88,7 @@ def generate(
     text = _read_prompt(prompt)
     loaded = load(checkpoint, device=device_of(device, where="--device"))
     completion = None
-    for delta in infer.stream(loaded.model, loaded.tokenizer, text, sampling):
+    for delta in infer.stream(loaded.model, loaded.tokenizer, text, sampling, loaded.generation):
         completion = delta.completion
         if stream and not as_json:
             show(delta.text)

@@ -9,6 +9,7 @@ import typer
 
 import anyformer
 from anyformer.cli.chat import chat
+from anyformer.cli.convert import convert
 from anyformer.cli.demo import demo
 from anyformer.cli.eval import evaluate
 from anyformer.cli.generate import generate
@@ -50,6 +51,7 @@ app.command()(train)
 app.command(name="eval")(evaluate)
 app.command()(generate)
 app.command()(chat)
+app.command()(convert)
 app.command()(verify)
 app.command()(demo)
 

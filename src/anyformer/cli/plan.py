@@ -121,8 +121,8 @@ def plan(
     if memory is not None:
         fits = largest_batch(loaded, parse_bytes(memory), **lengths, dtype=dtype, optimizer=optimizer)
         table["largest_batch"] = {"memory": parse_bytes(memory), "rows": fits}
-        text += f"\n\nin {memory} fit {fits} rows of {made.context} tokens"
-        text += f" from {made.source}" if made.source else ""
+        text += f"\n\nin {memory} fit {fits:,} rows of {made.context:,} tokens"
+        text += f" from {made.source:,}" if made.source else ""
     typer.echo(json.dumps(table, indent=1) if as_json else text)
 
 
@@ -137,7 +137,7 @@ class _Usual(NamedTuple):
 
 def _what(source: str, overrides: list[str]) -> "tuple[ModelSpec, _Usual]":
     """The model to plan, and what its run says of how it is trained."""
-    from anyformer.spec import load_spec
+    from anyformer.weights.source import load_spec
 
     if not is_run(source):
         return load_spec(source, overrides), _Usual()

@@ -60,9 +60,13 @@ def train_on_console(
         resume: go on from the last checkpoint.
         fresh: remove the run of this name first.
     """
+    from anyformer.train import load_run
+
+    # Before torch is loaded, which takes seconds: what cannot be trained is refused at once.
+    described = load_run(run, overrides)
+
     from rich.console import Console
 
-    from anyformer.train import load_run
     from anyformer.train import train as start
     from anyformer.train.parallel import leave
     from anyformer.train.progress import ConsoleProgress
@@ -70,7 +74,7 @@ def train_on_console(
     console = Console(stderr=True, quiet=not _is_first())
     with _warnings_on(console), ConsoleProgress(console) as progress:
         result = start(
-            load_run(run, overrides),
+            described,
             root=runs,
             resume=resume,
             fresh=fresh,

@@ -7,8 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from anyformer.cli.plan import is_run
+from anyformer.errors import UserError
+
 if TYPE_CHECKING:
     from anyformer.nn.model import Model
+    from anyformer.spec import ModelSpec, SpecError
 
 
 @contextmanager
@@ -49,15 +53,27 @@ def verify(
     """Check the laws that every Transformer must obey on a model: causality, caches, padding, packing, backends, …
 
     Exits with 1 where a law is broken. A checkpoint judged by all laws gets a certificate.json beside its
-    weights, and so does one that breaks a law.
+    weights, and so does one that breaks a law. Where transformers is installed and a published family can say the
+    checkpoint, it is compared with theirs as well.
     """
-    from anyformer.laws.certificate import certify
-    from anyformer.laws.law import chosen, judge
+    from anyformer.laws.names import chosen
 
+    # What can be refused without torch, which takes seconds to load, is.
     names = chosen(None if laws is None else [name.strip() for name in laws.split(",") if name.strip()])
-    judged, folder = _model(model, seed)
-    with _bar(len(names)) as progress:
+    what = _described(model)
+
+    from anyformer.laws.certificate import certify
+    from anyformer.laws.law import judge
+    from anyformer.laws.parity import parity
+
+    judged, folder = _model(model, what, seed)
+    # Of a checkpoint also what the published implementation of its family makes of it.
+    compared = folder is not None and laws is None
+    with _bar(len(names) + compared) as progress:
         results = judge(judged, laws=names, seed=seed, progress=progress)
+        if compared:
+            progress("parity")
+            results += parity(judged, seed)
     certificate = certify(model, judged, results, seed)
     if as_json:
         typer.echo(certificate.to_json())
@@ -74,15 +90,45 @@ def verify(
         raise typer.Exit(1)
 
 
-def _model(source: str, seed: int) -> "tuple[Model, Path | None]":
-    """What to judge: a checkpoint's model as it is and its folder, or one drawn for a specification."""
+def _described(source: str) -> "ModelSpec | Path":
+    """What to judge: a specification, or a checkpoint's folder. Raises `UserError` for what is neither."""
+    from anyformer.spec import SpecError
     from anyformer.spec.folder import resolve
+    from anyformer.weights.source import load_spec
 
     if Path(source).is_dir():
+        return resolve(source)
+    try:
+        return load_spec(source)
+    except SpecError as error:
+        if not is_run(source):
+            raise
+        raise _run_instead(source, error) from None
+
+
+def _run_instead(source: str, error: "SpecError") -> UserError:
+    """What to say of a run description whose model is no whole specification."""
+    from anyformer.spec.source import find_toml, read_toml
+
+    path = find_toml(source)
+    table = read_toml(path)
+    folder = f"runs/{table.get('name', path.stem)}"
+    named = table["model"] if isinstance(table["model"], str) else "its [model] table, as a file of its own"
+    return UserError(
+        "a run description, whose model is whole only with the run's data",
+        where=source,
+        got="; ".join(f"model.{problem}" for problem in error.problems),
+        expected="a recipe or a specification, or the folder of a checkpoint or of a run",
+        remedy=f"give {folder} once the run is trained, or {named} with what is missing",
+    )
+
+
+def _model(source: str, what: "ModelSpec | Path", seed: int) -> "tuple[Model, Path | None]":
+    """The model to judge: a checkpoint's as it is and its folder, or one drawn for a specification."""
+    if isinstance(what, Path):
         from anyformer.checkpoint import load
 
-        return load(source, dtype="stored").model, resolve(source)
+        return load(source, dtype="stored").model, what
     from anyformer.laws.draw import fresh
-    from anyformer.spec import load_spec
 
-    return fresh(load_spec(source), seed), None
+    return fresh(what, seed), None

@@ -40,7 +40,7 @@ class Sampler:
 
     Args:
         samplings: one per row.
-        prompts: each row's prompt, which the repetition penalty counts as seen.
+        prompts: what each row goes on from, which the repetition penalty counts as seen.
         eos_ids: never chosen before a row's `min_new_tokens`.
         n_allowed: ids from here up are never chosen.
         device: where the logits are.

@@ -7,7 +7,7 @@ Every entry point (Python, command line, streaming, batches) runs exactly these 
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, NamedTuple
@@ -76,6 +76,7 @@ class Sampling:
             [0, 1]; 0 or None keeps all, 1 keeps the maxima.
         repetition_penalty: theta of Keskar et al. 2019 (CTRL): once for every distinct token of the prompt
             and the reply, a positive logit is divided by it and a negative one multiplied; 1 changes nothing.
+            Of an encoder–decoder, the start tokens and the reply count, not the source.
         presence_penalty: subtracted once from the logit of every token that the reply already holds.
         frequency_penalty: subtracted from a token's logit once for each time the reply already holds it.
         seed: of this row's own generator. Equal prompt, parameters and seed give equal text, whatever the
@@ -337,7 +338,11 @@ def history_tensors(history: History, n_tokens: int, device: torch.device) -> tu
 
 
 def kept(
-    logits: Tensor, sampling: Sampling, history: History | None = None, n_allowed: int | None = None
+    logits: Tensor,
+    sampling: Sampling,
+    history: History | None = None,
+    n_allowed: int | None = None,
+    excluded: Collection[int] = (),
 ) -> tuple[list[int], list[float]]:
     """The tokens that can be drawn next and their probabilities, most probable first, ties by lowest id.
 
@@ -346,11 +351,14 @@ def kept(
         sampling: the parameters; greedy keeps one token.
         history: the prompt and the reply so far, for the penalties.
         n_allowed: ids from here up (padded embedding rows) are never kept.
+        excluded: further ids that are never kept.
 
     Raises:
         LogitsError: NaN or +inf among the logits, or no finite score.
     """
     scores = logits[:n_allowed].float()[None]
+    gone = [index for index in excluded if index < scores.shape[-1]]
+    scores = scores.index_fill(-1, torch.tensor(gone, dtype=torch.int64, device=scores.device), -math.inf)
     if sampling.penalised:
         seen, counts = history_tensors(history or History(), scores.shape[-1], scores.device)
         scores = penalise(scores, Penalties.of([sampling], scores.device), seen[None], counts[None])

@@ -2,7 +2,7 @@
 
 import sys
 
-from anyformer.laws.run import main
+from anyformer.laws.command import main
 
 if __name__ == "__main__":
     sys.exit(main())

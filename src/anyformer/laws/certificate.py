@@ -5,6 +5,7 @@ import json
 import platform
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ class Certificate:
         weights: SHA-256 of all names, dtypes, shapes and values.
         dtype: of the weights.
         seed: of the inputs, and of the weights where they were drawn for this.
-        versions: of anyformer, torch and Python.
+        versions: of anyformer, torch and Python, and of transformers where it was compared with.
         results: law by law.
     """
 
@@ -94,6 +95,8 @@ def certify(subject: str, model: Model, results: Sequence[Result], seed: int) ->
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
+    if any(result.law.startswith("parity") and result.holds is not None for result in results):
+        versions["transformers"] = version("transformers")
     spec = hashlib.sha256(model.spec.to_json().encode()).hexdigest()
     dtype = str(dtype_of(model)).removeprefix("torch.")
     return Certificate(subject, spec, weights_hash(model), dtype, seed, versions, tuple(results))

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import torch
 
-from anyformer.errors import UserError
 from anyformer.laws import (
     accumulation,
     backends,
@@ -22,6 +21,7 @@ from anyformer.laws import (
     shift,
 )
 from anyformer.laws.draw import dtype_of, fresh, unreached, wide
+from anyformer.laws.names import SLOW, chosen
 from anyformer.laws.result import TOLERANCES, Check, Result
 from anyformer.nn.model import Model
 from anyformer.nn.moe import moe_layers
@@ -42,10 +42,7 @@ LAWS: dict[str, Check] = {
     compiled.NAME: compiled.compiled,
     precision.NAME: precision.precision,
 }
-"""Every law, in the order of the book."""
-
-SLOW = ("compile",)
-"""Laws that take many seconds and are checked only where they are named."""
+"""Every law by its name, in the order of the book, which is that of `names.NAMES`."""
 
 
 def judge(
@@ -77,18 +74,6 @@ def judge(
         result = settled(exact if name != "precision" else model, name, seed)
         found.append(result if result.holds is None else replace(result, why=result.why + unreached(model.spec)))
     return found
-
-
-def chosen(laws: Sequence[str] | None) -> list[str]:
-    """The names of laws in the book's order. Raises `UserError` for one that there is not."""
-    if laws is None:
-        return [name for name in LAWS if name not in SLOW]
-    if not laws:
-        raise UserError("no law is named, so that nothing would be checked", expected=", ".join(LAWS))
-    for name in laws:
-        if name not in LAWS:
-            raise UserError("there is no such law", got=name, expected=", ".join(LAWS))
-    return [name for name in LAWS if name in laws]
 
 
 def settled(model: Model, name: str, seed: int) -> Result:

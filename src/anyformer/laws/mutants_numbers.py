@@ -20,6 +20,7 @@ from anyformer.nn.layers import NormLayer
 from anyformer.nn.model import Model
 from anyformer.nn.moe import Experts, Router, Routing
 from anyformer.spec.parts import ModelSpec
+from anyformer.weights import own
 
 
 def _without(**changed: Any) -> Any:
@@ -200,9 +201,7 @@ MUTANTS = (
         attention(softcap=2.0),
         swapped(roundtrip, "condense", _softcap_lost),
     ),
-    Mutant(
-        "weights stored in half precision", ("round trip",), recipe(), swapped(checkpoint, "save_file", _stored_in_half)
-    ),
+    Mutant("weights stored in half precision", ("round trip",), recipe(), swapped(own, "save_file", _stored_in_half)),
     Mutant(
         "choice biases not loaded", ("round trip",), EXPERTS, swapped(checkpoint, "read_weights", _buffers_forgotten)
     ),

@@ -117,6 +117,30 @@ def _capacity(before: Any) -> Any:
     return forward
 
 
+def _biased_steps(before: Any) -> Any:
+    """The choice bias enters the weights, as it must not, where tokens come one by one."""
+
+    def forward(self: Router, x: Tensor) -> Any:
+        choice = before(self, x)
+        if x.shape[1] > 1:
+            return choice
+        weights = (choice.scores + self.choice_bias).gather(-1, choice.experts)
+        return choice._replace(weights=weights / weights.sum(-1, keepdim=True))
+
+    return forward
+
+
+def _raw_steps(before: Any) -> Any:
+    """Weights are divided by their sum everywhere but where tokens come one by one."""
+
+    def forward(self: Router, x: Tensor) -> Any:
+        choice = before(self, x)
+        raw = choice.scores.gather(-1, choice.experts) * self.spec.scale
+        return choice._replace(weights=raw) if x.shape[1] == 1 else choice
+
+    return forward
+
+
 def _mean_of_batch(before: Any) -> Any:
     return lambda self, x, weight, bias: before(self, x - 0.1 * x.mean(0, keepdim=True), weight, bias)
 
@@ -174,6 +198,18 @@ MUTANTS = (
         ("cache",),
         LATENT,
         swapped(LatentAttention, "_mixed", _no_turning_part),
+    ),
+    Mutant(
+        "a choice bias in the weights of single steps",
+        ("cache", "packing"),
+        EXPERTS,
+        swapped(Router, "forward", _biased_steps),
+    ),
+    Mutant(
+        "routing weights normalised in one path alone",
+        ("cache", "packing"),
+        EXPERTS,
+        swapped(Router, "forward", _raw_steps),
     ),
     Mutant("padding ignored", ("padding",), LEARNED, swapped(masks.Padding, "sees", _all_seen)),
     Mutant(

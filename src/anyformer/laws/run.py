@@ -1,6 +1,5 @@
-"""`python -m anyformer.laws N`: every law on N recipes of the space, and the smallest recipe of each violation."""
+"""Every law on many recipes of the space, and the smallest recipe of each violation."""
 
-import argparse
 import os
 import sys
 import time
@@ -13,11 +12,10 @@ from multiprocessing import get_context
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from anyformer.errors import UserError
+from anyformer.laws.command import Arguments
 from anyformer.laws.cover import seeds as covering_seeds
-from anyformer.laws.law import chosen
 from anyformer.laws.space import sample
-from anyformer.laws.trial import BUILD, SPACE, Trial, Violation, attempt, described, one_thread, smallest
+from anyformer.laws.trial import Trial, Violation, attempt, described, one_thread, smallest
 
 _QUIET_SECONDS = 20.0
 _SHOWN = 8
@@ -126,44 +124,18 @@ def report(tally: Tally, console: Console, *, shrinks: bool = True) -> None:
         print()
 
 
-def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        "python -m anyformer.laws", description="The laws on recipes drawn from the space."
-    )
-    parser.add_argument("count", type=int, nargs="?", default=100, metavar="N", help="how many recipes (100)")
-    parser.add_argument("--seed", type=int, default=0, help="of the first recipe; the others follow (0)")
-    parser.add_argument("--laws", help="which laws, by names with commas between (all but the slow ones)")
-    parser.add_argument("--cover", action="store_true", help="the recipes that show every pair of levels, instead of N")
-    parser.add_argument(
-        "--processes", type=int, default=os.cpu_count() or 1, help="how many at a time (one a processor)"
-    )
-    parser.add_argument("--no-shrink", action="store_true", help="print the recipes of violations as drawn")
-    parsed = parser.parse_args(argv)
-    if parsed.count < 1 or parsed.processes < 1 or parsed.seed < 0:
-        parser.error("N and --processes are at least 1, --seed at least 0")
-    return parsed
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command; 0 where every law holds, 1 where one is violated, 2 for a mistake in its arguments."""
-    given = _arguments(argv)
+def run(given: Arguments) -> int:
+    """Runs what was asked; 0 where every law holds, 1 where one is violated."""
     console = Console(stderr=True)
     started = time.monotonic()
-    try:
-        # The names of what is no law, as a violation's command gives them, ask for what comes before the laws alone.
-        named = None if given.laws is None else [x for x in given.laws.split(",") if x not in (SPACE, BUILD)]
-        laws = chosen(named)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
     seeds: Sequence[int] = covering_seeds() if given.cover else range(given.seed, given.seed + given.count)
     tally = Tally()
     try:
         with _Shown(len(seeds), console) as shown:
-            for trial in trials(seeds, laws, min(given.processes, len(seeds))):
+            for trial in trials(seeds, given.laws, min(given.processes, len(seeds))):
                 tally.add(trial)
                 shown.update(tally)
-        report(tally, console, shrinks=not given.no_shrink)
+        report(tally, console, shrinks=given.shrinks)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         print(tally.line(time.monotonic() - started))

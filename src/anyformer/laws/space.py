@@ -12,6 +12,7 @@ from anyformer.laws.choose import Chooser, Drawn, Seeded, chance, maybe
 from anyformer.laws.space_attention import attention, cross, mask, position, qk_norm
 from anyformer.laws.space_ffn import feed_forward
 from anyformer.laws.space_norms import WIRINGS, layer_norms, norm, placement
+from anyformer.spec.idle import without_idle
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -276,8 +277,11 @@ def recipe(
     architecture = choose.pick(architectures)
     root: Table = {"architecture": architecture, "vocab_size": choose.pick(VOCABULARIES)}
     if architecture == "encoder-decoder":
-        return {**root, **_both(choose, max_layers=max_layers, heads=heads)}
-    return {**root, **_alone(choose, architecture, max_layers=max_layers, heads=heads)}
+        root |= _both(choose, max_layers=max_layers, heads=heads)
+    else:
+        root |= _alone(choose, architecture, max_layers=max_layers, heads=heads)
+    # A difference may be drawn that is none: the base's own mask without its window, say.
+    return without_idle(root)
 
 
 def sample(seed: int, **limits: Any) -> Table:

@@ -9,13 +9,11 @@ from typing import Any
 
 import torch
 
-from anyformer.laws.law import chosen, fresh, settled
+from anyformer.laws.law import fresh, settled
+from anyformer.laws.names import BUILD, NAMES, SPACE, chosen
 from anyformer.laws.shrink import shrink
 from anyformer.report.words import toml
 from anyformer.spec import SpecError, expand
-
-SPACE, BUILD = "space", "build"
-"""What stands for a law where a drawn recipe is refused, and where no model can be built of it."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ def attempt(recipe: dict[str, Any], seed: int, laws: Sequence[str] | None = None
     Args:
         recipe: the recipe.
         seed: of the weights and the inputs.
-        laws: which; all but the slow ones where None.
+        laws: which; all but the slow ones where None, and with an empty list what comes before the laws alone.
     """
     trial = Trial()
     law = SPACE
@@ -73,7 +71,7 @@ def attempt(recipe: dict[str, Any], seed: int, laws: Sequence[str] | None = None
     except Exception as error:
         trial.violations.append(_crash(seed, law, error))
         return trial
-    for law in chosen(laws):
+    for law in chosen(laws) if laws is None or laws else []:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
@@ -114,10 +112,12 @@ def described(recipe: dict[str, Any], violation: Violation) -> str:
     """A violation as a person can use it: the recipe as TOML, what it breaks, and how to see it again."""
     now = _again(recipe, violation) or violation
     options = f"--seed {violation.seed} --laws {shlex.quote(violation.law)}"
+    # What comes before the laws has no name that `verify` knows, and comes before every law.
+    verified = options if violation.law in NAMES else f"--seed {violation.seed}"
     lines = [
         f"# {violation.law}: {now.what}",
         f"# drawn by: python -m anyformer.laws 1 {options}",
-        f"# saved as smallest.toml: anyformer verify smallest.toml {options}",
+        f"# saved as smallest.toml: anyformer verify smallest.toml {verified}",
     ]
     return "\n".join([*lines, toml(recipe)])
 
@@ -127,4 +127,4 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-__all__ = ["BUILD", "SPACE", "Trial", "Violation", "attempt", "described", "one_thread", "smallest"]
+__all__ = ["Trial", "Violation", "attempt", "described", "one_thread", "smallest"]

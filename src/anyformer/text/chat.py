@@ -1,5 +1,5 @@
-"""Chat templates, rendered as Hugging Face renders them, with the text of messages kept apart from control
-tokens.
+"""Conversations for chat templates, given as Hugging Face gives them, with the text of messages kept apart from
+control tokens.
 
 A template is a Jinja program that writes a conversation as one string, control tokens spelled out. Read
 back naively, a user's text that spells a control token would become one. Here every such spelling in the
@@ -10,21 +10,17 @@ written by the template.
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
-from functools import lru_cache
 from typing import Any, NoReturn
 
-import jinja2
-import jinja2.ext
-from jinja2 import nodes
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+import numpy as np
 
 from anyformer.errors import UserError
 from anyformer.text.veil import private_characters
 
 # Values under these keys choose branches of a template; they are never shown as text of their own.
 _STRUCTURE = frozenset({"role", "type"})
+# What a model thought before it answered goes by these names; templates know the first, some the second.
+_REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 class Disguise:
@@ -52,14 +48,26 @@ class Disguise:
         self._tails = {token[start:] for token in self._control for start in range(1, len(token))}
 
     def hide(self, value: Any, structure: bool = False) -> Any:
-        """`value` (strings, mappings and sequences of them) with no spelling of a control token left whole."""
+        """`value` (strings, mappings and sequences of them) with no spelling of a control token left whole.
+
+        The result is plain data. What is none, such as an image, is replaced by a name for its type: a template may
+        ask whether it is there, and has no use of its methods.
+        """
         if isinstance(value, str):
-            return self._hide_text(value, structure)
+            return self._hide_text(str.__str__(value), structure)
         if isinstance(value, Mapping):
             return {self.hide(key, True): self.hide(item, key in _STRUCTURE) for key, item in value.items()}
-        if isinstance(value, list | tuple):
+        if isinstance(value, list):
             return [self.hide(item, structure) for item in value]
-        return value
+        if isinstance(value, tuple):
+            return tuple(self.hide(item, structure) for item in value)
+        if value is None or isinstance(value, bool):
+            return value
+        if isinstance(value, int):
+            return int.__int__(value)
+        if isinstance(value, float):
+            return float.__float__(value)
+        return value.item() if isinstance(value, np.generic) else f"<{type(value).__name__}>"
 
     def _hide_text(self, text: str, structure: bool) -> str:
         for token, stand_in in self._stand_ins.items():
@@ -104,6 +112,18 @@ def strings(value: object) -> Iterator[str]:
             yield from strings(item)
 
 
+def given_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The messages as templates expect them: without keys that hold None, reasoning under every name it goes by."""
+    given = []
+    for message in messages:
+        kept = {key: value for key, value in message.items() if value is not None}
+        reasoning = next((kept[name] for name in _REASONING if name in kept), None)
+        if reasoning is not None:
+            kept = {"thinking": reasoning, **kept, "reasoning_content": reasoning}
+        given.append(kept)
+    return given
+
+
 def check_messages(messages: object) -> None:
     """`UserError` unless `messages` is a non-empty sequence of mappings with a role and a content."""
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
@@ -136,54 +156,3 @@ def _check_content(message: Mapping[str, Any], where: str) -> None:
 def _refuse(what: str, where: str, got: str, expected: str | None = None) -> NoReturn:
     form = '[{"role": "user", "content": "Hello"}, …]'
     raise UserError(what, where=where, got=got, expected=expected or form)
-
-
-def render(template: str, variables: Mapping[str, Any]) -> str:
-    """`template` rendered with `variables`; `UserError` for a template that is broken or that refuses the messages."""
-    try:
-        return _compiled(template).render(**variables)
-    except jinja2.TemplateSyntaxError as error:
-        where = f"chat_template, line {error.lineno}"
-        raise UserError("the chat template is not valid Jinja", where=where, got=error.message) from error
-    except Exception as error:  # A template is a program of its own: it may fail in any way on unfit messages.
-        raise UserError("the chat template refuses these messages", where="messages", got=error) from error
-
-
-@lru_cache(maxsize=16)
-def _compiled(template: str) -> jinja2.Template:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
-    )
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    return environment.from_string(template)
-
-
-class _Generation(jinja2.ext.Extension):
-    """`{% generation %}…{% endgeneration %}` marks what the model wrote; for rendering it changes nothing."""
-
-    tags = {"generation"}  # noqa: RUF012  (the name and kind that Jinja asks for)
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _tojson(
-    value: object,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    # Jinja's own filter escapes HTML characters and sorts keys, neither of which belongs in a prompt.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)

@@ -13,6 +13,8 @@ from typing import Any
 
 from tokenizers import Tokenizer as Library
 
+from anyformer.errors import UserError
+
 _CLEANUP = (
     (" .", "."),
     (" ?", "?"),
@@ -27,6 +29,8 @@ _CLEANUP = (
     (" 're", "'re"),
 )
 Step = dict[str, Any]
+# The largest published vocabularies have a few hundred thousand tokens; a single id in a file must not fill the memory.
+_MOST_IDS = 1 << 24
 
 
 def byte_characters() -> dict[str, int]:
@@ -60,7 +64,15 @@ class Pieces:
     def __init__(self, library: Library) -> None:
         self.lead, self.tail = ("", 0), ("", 0)
         known = vocabulary(library)
-        self.tokens: list[str | None] = [None] * (max(known.values(), default=-1) + 1)
+        largest = max(known.values(), default=-1)
+        if largest >= _MOST_IDS:
+            raise UserError(
+                "the vocabulary counts further than any embedding has rows",
+                where="vocab",
+                got=f"id {largest} for {next(token for token in known if known[token] == largest)!r}",
+                expected=f"ids below {_MOST_IDS}",
+            )
+        self.tokens: list[str | None] = [None] * (largest + 1)
         for token, index in known.items():
             self.tokens[index] = token
         added = library.get_added_tokens_decoder()

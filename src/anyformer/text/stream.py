@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 from anyformer.errors import UserError
 from anyformer.text.pieces import Pieces, strip_end, strip_start
+from anyformer.text.tidy import settled, tidy
 
 
 class TextStream:
@@ -13,7 +14,7 @@ class TextStream:
     A push costs time in proportion to the token's own length. A character whose bytes come in several
     tokens is held back until it is whole; what is still incomplete at `finish` becomes one U+FFFD. A
     tokenizer whose decoder must see all tokens at once (CTC, replacement by a regular expression) gives its
-    whole text at `finish`.
+    whole text at `finish`. Where text is tidied, a space is held back until it is known to stay.
     """
 
     def __init__(
@@ -22,8 +23,10 @@ class TextStream:
         skip: frozenset[int],
         check: Callable[[int], int],
         whole: Callable[[list[int]], str],
+        tidies: bool = False,
     ) -> None:
         self._pieces, self._skip, self._check, self._whole = pieces, skip, check, whole
+        self._tidies, self._untidy = tidies, ""
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._first = True
         self._lead = pieces.lead[1]
@@ -40,15 +43,23 @@ class TextStream:
             return ""
         piece = self._pieces.of(token, self._first)
         self._first = False
-        return self._release(self._utf8.decode(piece))
+        text = self._release(self._utf8.decode(piece))
+        if not self._tidies:
+            return text
+        text = self._untidy + text
+        end = settled(text)
+        self._untidy = text[end:]
+        return tidy(text[:end])
 
     def finish(self) -> str:
         """What was still held back; call it once, after the last push."""
         if not self._pieces.additive:
-            return self._whole(self._ids)
-        text = self._held + self._strip_lead(self._utf8.decode(b"", final=True))
-        self._held = ""
-        return strip_end(text, *self._pieces.tail)
+            text = self._whole(self._ids)
+        else:
+            text = self._held + self._strip_lead(self._utf8.decode(b"", final=True))
+            self._held = ""
+            text = strip_end(text, *self._pieces.tail)
+        return tidy(self._untidy + text) if self._tidies else text
 
     def _strip_lead(self, text: str) -> str:
         if self._lead and text:

@@ -9,6 +9,10 @@ Rules:
   second.
 * **Every end counts.** `eos_ids` joins the tokenizer's EOS token with the ids that generation_config.json and
   config.json name.
+* **The file decides.** Text is split as tokenizer.json says, whatever `tokenizer_class` stands beside it. Tokens that
+  tokenizer_config.json declares or names come in as in `text.added`.
+* **Spaces stay as decoded**, unless tokenizer_config.json asks for `clean_up_tokenization_spaces`. As in Hugging Face,
+  that has no effect on a BPE, whose spaces are the text's own.
 """
 
 import hashlib
@@ -20,13 +24,17 @@ from pathlib import Path
 from typing import Any, SupportsIndex
 
 from tokenizers import Tokenizer as Library
+from tokenizers.models import BPE
 
 from anyformer.errors import UserError
 from anyformer.files import write_text
-from anyformer.text import chat
+from anyformer.text import chat, templates
+from anyformer.text.added import complete
+from anyformer.text.affixes import read_affixes, with_affixes
 from anyformer.text.pieces import Pieces
-from anyformer.text.settings import CONFIG_FILE, TOKENIZER_FILE, Settings
+from anyformer.text.settings import CONFIG_FILE, TOKENIZER_FILE, Settings, clear_overruling
 from anyformer.text.stream import TextStream
+from anyformer.text.tidy import tidy
 from anyformer.text.trained import DEFAULT_CONTROL, END_OF_TEXT, train_library
 from anyformer.text.veil import Veil, alias
 
@@ -56,6 +64,7 @@ class Tokenizer:
         self.vocab_size = len(self._pieces.tokens)
         if not self.vocab_size:
             raise UserError("this tokenizer has an empty vocabulary")
+        self._tidies = self._settings.tidies(of_bpe=isinstance(library.model, BPE))
         added = library.get_added_tokens_decoder()
         self._control = {index: entry.content for index, entry in added.items() if entry.special}
         self.control_ids = frozenset(self._control)
@@ -92,14 +101,13 @@ class Tokenizer:
         if isinstance(texts, str):
             texts = [texts]
         control = tuple(DEFAULT_CONTROL.get(kind, ()) if control_tokens is None else control_tokens)
-        library, unknown = train_library(kind, texts, vocab_size, control)
+        library = train_library(kind, texts, vocab_size, control)
         if eos_token is None and END_OF_TEXT in control:
             eos_token = END_OF_TEXT
         named = {"eos_token": eos_token, "bos_token": bos_token}
         for role, token in named.items():
             if token is not None and token not in control:
                 raise UserError(f"the {role} is not a control token", where=role, got=token, expected=control)
-        named["unk_token"] = unknown
         settings = Settings(
             named={role: token for role, token in named.items() if token is not None},
             add_bos=bos_token is not None,
@@ -119,12 +127,10 @@ class Tokenizer:
                 expected=f"a folder with {TOKENIZER_FILE}, or such a file",
                 remedy="save the tokenizer in the format of the tokenizers library",
             )
-        try:
+        with _clear("this is not a whole tokenizer file", where=file):
             data = file.read_bytes()
             library = Library.from_buffer(data)
-            added = json.loads(data)["added_tokens"]
-        except Exception as error:  # The library raises plain Exception for every fault in a file.
-            raise UserError("this is not a whole tokenizer file", where=file, got=error) from error
+            added = json.loads(data).get("added_tokens") or ()
         for entry in added:
             # The library numbers added tokens one after another, whatever their file says.
             if library.token_to_id(entry["content"]) != entry["id"]:
@@ -135,13 +141,39 @@ class Tokenizer:
                     expected=f"id {library.token_to_id(entry['content'])}",
                     remedy="give the tokens in between a name too",
                 )
-        return cls(library, Settings.read(file.parent))
+        settings = Settings.read(file.parent)
+        invented = complete(library, settings, file.parent / CONFIG_FILE)
+        try:
+            with _clear("this tokenizer cannot be used", where=None):
+                tokenizer = cls(library, settings)
+        except UserError as error:
+            where = ", ".join(str(part) for part in (file, error.where) if part is not None)
+            raise UserError(error.what, where=where, got=error.got, expected=error.expected) from error
+        tokenizer._require_real_ends(invented, file.parent / CONFIG_FILE)
+        return tokenizer
+
+    def _require_real_ends(self, invented: frozenset[str], where: Path) -> None:
+        """`UserError` when text would begin or end with a token that only a name in the settings made up."""
+        for index in (*self.prefix, *self.suffix):
+            if self.token(index) in invented:
+                raise UserError(
+                    "the token that begins or ends every text is not in the vocabulary",
+                    where=where,
+                    got=repr(self.token(index)),
+                    remedy=f"add it to the added_tokens of {TOKENIZER_FILE}, or name another",
+                )
 
     def save(self, folder: str | Path) -> None:
-        """Writes tokenizer.json and tokenizer_config.json into `folder`, each whole or not at all."""
+        """Writes tokenizer.json and tokenizer_config.json into `folder`, each whole or not at all.
+
+        The files say what `encode` does to any reader of such files: the BOS rule stands in the post-processor. Files
+        of another tokenizer that would overrule them (`settings.overruling`) are removed.
+        """
         folder = Path(folder)
-        write_text(folder / TOKENIZER_FILE, self._library.to_str(pretty=True))
+        library = with_affixes(self._library, self.prefix, self.suffix)
+        write_text(folder / TOKENIZER_FILE, library.to_str(pretty=True))
         write_text(folder / CONFIG_FILE, self._settings.text())
+        clear_overruling(folder)
 
     @property
     def bos_id(self) -> int | None:
@@ -156,12 +188,14 @@ class Tokenizer:
     @property
     def unk_id(self) -> int | None:
         """The id that stands for what the vocabulary cannot write."""
-        return self._named("unk_token", strict=False)
+        own = getattr(self._library.model, "unk_token", None)
+        known = None if own is None else self._library.token_to_id(own)
+        return self._named("unk_token") if known is None else int(known)
 
     @property
     def pad_id(self) -> int | None:
         """The id of the padding token."""
-        return self._named("pad_token", strict=False)
+        return self._named("pad_token")
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
@@ -172,8 +206,8 @@ class Tokenizer:
     @property
     def chat_template(self) -> str | None:
         """The Jinja template in ordinary use, None for a tokenizer without one."""
-        templates = self._settings.chat_templates
-        return templates.get("default") or next(iter(templates.values()), None)
+        named = self._settings.chat_templates
+        return named.get("default", next(iter(named.values())) if len(named) == 1 else None)
 
     @property
     def vocabulary_hash(self) -> str:
@@ -196,36 +230,40 @@ class Tokenizer:
             return b""
         return self._pieces.opening(index) if first else self._pieces.of(index, False)
 
-    def _named(self, role: str, strict: bool = True) -> int | None:
+    def _named(self, role: str) -> int | None:
         token = self._settings.named.get(role)
-        if token is None:
-            return self._written_bos if role == "bos_token" else None
-        index = self._library.token_to_id(token)
-        if index is None and strict:
-            raise UserError(
-                f"the {role} is not in the vocabulary",
-                where=CONFIG_FILE,
-                got=repr(token),
-                remedy=f"add it to the added_tokens of {TOKENIZER_FILE}, or name another",
-            )
-        return index
+        if token:
+            index: int | None = self._library.token_to_id(token)
+            if index is None:
+                raise UserError(
+                    f"the {role} is not in the vocabulary",
+                    where=CONFIG_FILE,
+                    got=repr(token),
+                    remedy=f"add it to the added_tokens of {TOKENIZER_FILE}, or name another",
+                )
+            return index
+        if role == "bos_token" and self._written_bos is not None:
+            return self._written_bos
+        given = self._settings.more_eos if role == "eos_token" else (self._settings.ids.get(role),)
+        # These files may count ids that are ordinary text here, as the defaults of a model's configuration do.
+        return next((index for index in given if index in self.control_ids), None)
 
     def _affixes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """What `encode` puts before and after a text: the post-processor's tokens, as the settings amend them."""
-        shape = self._library.encode("a", add_special_tokens=True)
-        mask = list(shape.special_tokens_mask)
-        body = [place for place, special in enumerate(mask) if not special]
-        start, end = (body[0], body[-1] + 1) if body else (len(mask), len(mask))
-        self._written_bos: int | None = shape.ids[0] if start else None
-        prefix, suffix = list(shape.ids[:start]), list(shape.ids[end:])
+        prefix, suffix = read_affixes(self._library)
+        self._written_bos = prefix[0] if prefix else None
         bos, eos = self.bos_id, self.eos_id
         if bos is not None and self._settings.add_bos is not None:
-            prefix = [index for index in prefix if index != bos]
-            prefix = [bos, *prefix] if self._settings.add_bos else prefix
+            prefix = tuple(index for index in prefix if index != bos)
+            prefix = (bos, *prefix) if self._settings.add_bos else prefix
         if eos is not None and self._settings.add_eos is not None:
-            suffix = [index for index in suffix if index != eos]
-            suffix = [*suffix, eos] if self._settings.add_eos else suffix
-        return tuple(prefix), tuple(suffix)
+            suffix = tuple(index for index in suffix if index != eos)
+            suffix = (*suffix, eos) if self._settings.add_eos else suffix
+        for index in (*prefix, *suffix):
+            if self.token(index) is None:
+                what = "the post-processor puts an id around every text that stands for no token"
+                raise UserError(what, where="post_processor", got=index, expected=f"0 to {self.vocab_size - 1}")
+        return prefix, suffix
 
     def encode(self, text: str, *, control: bool = False, bare: bool = False) -> list[int]:
         """The ids of `text`.
@@ -238,8 +276,8 @@ class Tokenizer:
                 text.
         """
         _require_text(text)
-        library = self._library if control else self._veil.text((text,))
-        with _clear(where="text"):
+        with _clear("the tokenizer cannot encode this text", where="text"):
+            library = self._library if control else self._veil.text((text,))
             ids: list[int] = library.encode(text, add_special_tokens=False).ids
         return ids if bare else self._around(ids)
 
@@ -254,8 +292,8 @@ class Tokenizer:
         """
         for text in texts:
             _require_text(text)
-        library = self._veil.text(texts)
-        with _clear(where="texts"):
+        with _clear("the tokenizer cannot encode this text", where="texts"):
+            library = self._veil.text(texts)
             if parallel:
                 found = [each.ids for each in library.encode_batch_fast(list(texts), add_special_tokens=False)]
             else:
@@ -279,7 +317,8 @@ class Tokenizer:
         checked = [self._check(index) for index in ids]
         if skip_control and self.control_ids:
             checked = [index for index in checked if index not in self.control_ids]
-        return self._pieces.join(checked) if self._pieces.additive else self._whole(checked)
+        text = self._pieces.join(checked) if self._pieces.additive else self._whole(checked)
+        return tidy(text) if self._tidies else text
 
     def spells(self, ids: Sequence[int], text: str, *, first: bool = True) -> bool:
         """Whether `ids`, as `encode` gives them for a text alone, decode to exactly `text`.
@@ -287,13 +326,15 @@ class Tokenizer:
         `first` is False for what comes later in a longer text.
         """
         if not self._pieces.additive:
-            return self._whole(list(ids)) == text
-        return (self._pieces.join(ids) if first else self._pieces.join_later(ids)) == text
+            spelled = self._whole(list(ids))
+        else:
+            spelled = self._pieces.join(ids) if first else self._pieces.join_later(ids)
+        return (tidy(spelled) if self._tidies else spelled) == text
 
     def stream(self, *, skip_control: bool = True) -> TextStream:
         """A decoder for one id after another; its deltas joined equal `decode` of all ids."""
         skip = self.control_ids if skip_control else frozenset[int]()
-        return TextStream(self._pieces, skip, self._check, self._whole)
+        return TextStream(self._pieces, skip, self._check, self._whole, self._tidies)
 
     def _whole(self, ids: list[int]) -> str:
         return self._library.decode(ids, skip_special_tokens=False)
@@ -332,7 +373,7 @@ class Tokenizer:
             **variables: further variables of the template.
         """
         text, disguise = self._rendered(messages, add_generation_prompt, tools, variables)
-        with _clear(where="messages"):
+        with _clear("the tokenizer cannot encode this conversation", where="messages"):
             ids = self._encode_marked(text, disguise)
         if self.prefix and tuple(ids[:1]) != self.prefix[:1]:
             ids = [*self.prefix, *ids]
@@ -357,22 +398,35 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None,
         variables: dict[str, Any],
     ) -> tuple[str, chat.Disguise]:
-        templates = self._settings.chat_templates
-        template = templates.get("tool_use", self.chat_template) if tools else self.chat_template
+        template = self._template(tools)
+        chat.check_messages(messages)
+        try:
+            for text in chat.strings([messages, tools, variables]):
+                _require_text(text)
+            disguise = chat.Disguise(self._control.values(), [messages, tools, variables, template])
+            given = {
+                "messages": chat.given_messages(messages),
+                "tools": None if tools is None else list(tools),
+                "documents": None,
+            }
+            hidden = {name: disguise.hide(value) for name, value in {**given, **variables}.items()}
+        except RecursionError as error:
+            raise UserError("the messages are nested too deep", where="messages") from error
+        named = dict(self._settings.named)
+        return templates.render(template, {**named, **hidden, "add_generation_prompt": add_generation_prompt}), disguise
+
+    def _template(self, tools: object) -> str:
+        """The template for a conversation with `tools`, or with None."""
+        named = self._settings.chat_templates
+        template = named.get("tool_use", self.chat_template) if tools is not None else self.chat_template
         if template is None:
+            several = f"none of the chat templates {', '.join(sorted(named))} is the default one"
             raise UserError(
-                "this tokenizer has no chat template",
+                several if named else "this tokenizer has no chat template",
                 where="apply_chat",
                 remedy=f"set chat_template in {CONFIG_FILE}, or encode a plain prompt with encode(text)",
             )
-        chat.check_messages(messages)
-        for text in chat.strings([messages, tools, variables]):
-            _require_text(text)
-        disguise = chat.Disguise(self._control.values(), [messages, tools, variables, template])
-        given = {"messages": messages, "tools": None if tools is None else list(tools), "documents": None}
-        hidden = {name: disguise.hide(value) for name, value in {**given, **variables}.items()}
-        named = dict(self._settings.named)
-        return chat.render(template, {**named, **hidden, "add_generation_prompt": add_generation_prompt}), disguise
+        return template
 
     def _encode_marked(self, text: str, disguise: chat.Disguise) -> list[int]:
         library, back = self._veil.marked(disguise.mark)
@@ -396,11 +450,13 @@ def _require_text(text: object) -> None:
 
 
 @contextmanager
-def _clear(where: str) -> Iterator[None]:
-    """Turns the library's refusal of a text into a `UserError`; the library raises plain Exception."""
+def _clear(what: str, where: object) -> Iterator[None]:
+    """Turns the library's refusals into a `UserError`: plain Exception, or, where it fails by itself, a panic."""
     try:
         yield
     except UserError:
         raise
-    except Exception as error:
-        raise UserError("the tokenizer cannot encode this text", where=where, got=error) from error
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise UserError(what, where=where, got=error) from error

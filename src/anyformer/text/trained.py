@@ -23,11 +23,8 @@ WORDS = (
 )
 
 
-def train_library(
-    kind: str, texts: Iterable[str], vocab_size: int | None, control: tuple[str, ...]
-) -> tuple[Library, str | None]:
-    """A trained tokenizer of the library, control tokens last, and its token for unknown characters, if it
-    needs one.
+def train_library(kind: str, texts: Iterable[str], vocab_size: int | None, control: tuple[str, ...]) -> Library:
+    """A trained tokenizer of the library, control tokens last.
 
     The same texts in the same order give the same tokenizer. `UserError` for an unknown kind, a vocabulary
     size that the kind cannot have, or texts without a character.
@@ -41,15 +38,14 @@ def train_library(
             got=vocab_size,
             remedy="leave vocab_size out, or train a bpe tokenizer",
         )
-    unknown = None
     if kind == "byte":
         library = _bytes()
     elif kind == "char":
-        library, unknown = _characters(texts)
+        library = _characters(texts)
     else:
         library = _bpe(texts, vocab_size or DEFAULT_BPE_VOCABULARY, len(control))
     _append_control(library, control)
-    return library, unknown
+    return library
 
 
 def _append_control(library: Library, control: tuple[str, ...]) -> None:
@@ -75,7 +71,7 @@ def _bytes() -> Library:
     return library
 
 
-def _characters(texts: Iterable[str]) -> tuple[Library, str]:
+def _characters(texts: Iterable[str]) -> Library:
     """One token for each character of the texts, in the order of their code points.
 
     A character that the texts lack becomes the unknown token: "?", as Python's own `errors="replace"`
@@ -90,7 +86,7 @@ def _characters(texts: Iterable[str]) -> tuple[Library, str]:
     vocab = {character: index for index, character in enumerate(sorted(seen))}
     library = Library(models.BPE(vocab=vocab, merges=[], unk_token=unknown))
     library.decoder = decoders.Fuse()
-    return library, unknown
+    return library
 
 
 def _bpe(texts: Iterable[str], vocab_size: int, n_control: int) -> Library:

@@ -23,13 +23,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from anyformer import files
-from anyformer.checkpoint import WEIGHTS_FILE, read_weights, save_into
+from anyformer.checkpoint import save_into
 from anyformer.errors import UserError
 from anyformer.files import atomic_folder, storage_errors, write_text
 from anyformer.nn.model import Model
 from anyformer.spec.folder import pointed_at
 from anyformer.text.tokenizer import Tokenizer
 from anyformer.train.optim import Optimizer
+from anyformer.weights.own import WEIGHTS_FILE, read_weights
 
 FORMAT, FORMAT_VERSION = "anyformer training state", 1
 STATE_FILE, OPTIMIZER_FILE, RANDOM_FILE = "state.json", "optimizer.safetensors", "random.safetensors"
@@ -273,7 +274,7 @@ def restore(folder: Path, *, model: Model, optimizer: Optimizer, device: torch.d
     Raises:
         UserError: a file that is missing, cut short, or of another model; a random state that no generator takes.
     """
-    stored = read_weights(folder / WEIGHTS_FILE, model.spec, dtype=None, device="cpu")
+    stored = read_weights(folder / WEIGHTS_FILE, model.spec, dtype=None, device=torch.device("cpu"), mapped=True)
     with torch.no_grad():
         kept = stored.state_dict()
         for name, tensor in model.state_dict().items():

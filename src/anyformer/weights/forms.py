@@ -1,0 +1,51 @@
+"""The numbers of a conversion: tensors of a published file made into ours, and ours into theirs."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from anyformer.families.family import Interleaved, Joined, Otherwise, Row, Stacked, Twice, Where
+from anyformer.weights.shapes import Shape, Step
+
+
+def to_ours(step: Step, theirs: Sequence[Tensor], shapes: Sequence[Shape]) -> list[Tensor]:
+    """Our tensors, of `shapes`, as views of theirs where their numbers lie as they should."""
+    match step.form:
+        case None | Twice() | Where():
+            return [theirs[0]]
+        case Otherwise():
+            return [theirs[0].clone()]  # Another rule's tensor shares its memory with the file.
+        case Row():
+            return [theirs[0][0]]
+        case Stacked():
+            return [torch.stack(list(theirs))]
+        case Interleaved():
+            whole = theirs[0].reshape(step.groups, -1, *theirs[0].shape[1:])
+            parts = torch.split(whole, [shape[0] // step.groups for shape in shapes], 1)
+            return [part.flatten(0, 1) for part in parts]
+        case Joined(dim=dim, transposed=transposed):
+            whole = theirs[0].T if transposed and theirs[0].dim() > 1 else theirs[0]
+            dim = min(dim, whole.dim() - 1)
+            return list(torch.split(whole, [shape[dim] for shape in shapes], dim))
+    raise AssertionError(step.form)
+
+
+def to_theirs(step: Step, ours: Sequence[Tensor]) -> list[Tensor]:
+    """Their tensors, in the order of the step's names: the inverse of `to_ours`."""
+    match step.form:
+        case None | Where():
+            return [ours[0]]
+        case Twice():
+            return [ours[0].clone()]  # A file holds no memory twice.
+        case Row():
+            return [ours[0][None]]
+        case Stacked():
+            return list(ours[0].unbind(0))
+        case Interleaved():
+            parts = [part.reshape(step.groups, -1, *part.shape[1:]) for part in ours]
+            return [torch.cat(parts, 1).flatten(0, 1)]
+        case Joined(dim=dim, transposed=transposed):
+            whole = torch.cat(list(ours), min(dim, ours[0].dim() - 1))
+            return [whole.T if transposed and whole.dim() > 1 else whole]
+    raise AssertionError(step.form)
