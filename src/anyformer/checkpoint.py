@@ -18,7 +18,7 @@ from torch import Tensor
 from anyformer.errors import UserError
 from anyformer.families import FAMILIES, Family
 from anyformer.files import atomic_folder
-from anyformer.infer.embed import Embedding
+from anyformer.infer.embed import Embedding, embed
 from anyformer.infer.generation import GENERATION_FILE, UNSAID, Generation
 from anyformer.nn.model import Model
 from anyformer.spec.folder import PUBLISHED_FILE, SPEC_FILE, is_published, resolve
@@ -87,17 +87,21 @@ class Checkpoint:
 
         return generate(self.model, self.tokenizer, [prompt], settings, self.generation)[0]
 
-    def embed(self, texts: Sequence[str], *, batch_size: int = 32) -> Tensor:
+    def embed(self, texts: Sequence[str], *, batch_size: int = 32, prompt: str | None = None) -> Tensor:
         """Sentence vectors [n, d] in float32, as the checkpoint says they are made.
 
         Without a word on it: the mean over each text's real tokens, special ones included, not normalised.
 
-        Raises:
-            UserError: no tokenizer; texts that are no list of strings.
-        """
-        from anyformer.infer.embed import embed
+        Args:
+            texts: any number of texts.
+            batch_size: how many go through the model at a time; texts of like length go together.
+            prompt: the name of one of the checkpoint's prompts ("query", "passage"), which goes before each text.
 
-        return embed(self.model, self.tokenizer, texts, self.embedding or Embedding(), batch_size=batch_size)
+        Raises:
+            UserError: no tokenizer; texts that are no list of strings; a prompt that the checkpoint does not have.
+        """
+        how = self.embedding or Embedding()
+        return embed(self.model, self.tokenizer, texts, how, batch_size=batch_size, prompt=prompt)
 
     def save(self, folder: str | Path, format: str = "anyformer", families: Sequence[Family] = ()) -> Path:
         """Writes the checkpoint to `folder`, whole or not at all.
@@ -131,7 +135,8 @@ class Checkpoint:
             if generation != UNSAID:
                 (partial / GENERATION_FILE).write_text(generation.text(), encoding="utf-8")
             if self.embedding is not None:
-                self.embedding.write(partial)
+                stack = self.spec.encoder or self.spec.last
+                replace(self.embedding, d_model=stack.d_model).write(partial)
         return path
 
     def _eos_ids(self) -> tuple[int, ...]:

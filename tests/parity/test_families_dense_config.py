@@ -117,6 +117,17 @@ def test_absent_keys_are_the_defaults_of_their_class(kind):
         assert read_config(nulled, "a").spec == read_config(as_theirs(nulled), "b").spec
 
 
+def test_the_original_context_of_phi_3_has_a_default_of_its_own():
+    """It is not the context, and not what the table of scaling says."""
+    long = {"type": "longrope", "short_factor": [1.0, 1.5, 2.0], "long_factor": [2.0, 3.0, 4.0]}
+    table = {"model_type": "phi3", **TINY, "max_position_embeddings": 16384, "rope_scaling": long}
+    scaling = attention(read_config(table, "a").spec).position.scaling
+    assert scaling.original == 4096
+    assert scaling == attention(read_config(as_theirs(table), "b").spec).position.scaling
+    with pytest.raises(UserError, match="original_max_position_embeddings = 4096"):
+        read_config({**table, "rope_scaling": {**long, "original_max_position_embeddings": 8192}}, "c")
+
+
 SAME_THETA = [
     {"rope_theta": 500000.0},
     {"rope_parameters": {"rope_theta": 500000.0, "rope_type": "default"}},
@@ -274,6 +285,7 @@ def _norms(block):
     return [slot for slot in slots if slot.kind != "none"]
 
 
+HUGE = 10**400
 REFUSED = [
     ("llama", {"hidden_act": "mish"}, "hidden_act = 'mish'"),
     ("llama", {"rope_scaling": {"type": "spiral", "factor": 2.0}}, "type = 'spiral'"),
@@ -301,6 +313,18 @@ REFUSED = [
     ("llama", {"head_dim": 7}, "rotary|rope|turn"),
     ("llama", {"max_position_embeddings": "long"}, "max_position_embeddings = 'long'"),
     ("llama", {"rms_norm_eps": 0}, "rms_norm_eps"),
+    ("llama", {"rope_theta": HUGE}, "rope_theta = 1000"),
+    ("llama", {"rope_scaling": {"type": "yarn", "factor": HUGE}}, "factor = 1000"),
+    (
+        "llama",
+        {
+            "max_position_embeddings": HUGE,
+            "rope_scaling": {"type": "yarn", "factor": None, "original_max_position_embeddings": 32},
+        },
+        "max_position_embeddings = 1000",
+    ),
+    ("gemma", {"hidden_size": HUGE}, "hidden_size = 1000"),
+    ("gemma2", {"query_pre_attn_scalar": HUGE}, "query_pre_attn_scalar = 1000"),
     ("llama", {"tie_word_embeddings": "yes"}, "tie_word_embeddings = 'yes'"),
     ("llama", {"architectures": ["LlamaForTokens"]}, "LlamaForTokens"),
     ("llama", {"hidden_size": "absent"}, "`hidden_size`"),
@@ -341,7 +365,7 @@ def test_what_no_specification_says_is_refused_by_name(kind, changes, words):
         spec_of(kind, **changes)
 
 
-ODD = [None, True, -1, 0, 7, 0.5, -2.5, 1e300, 10**400, 1 << 62, "x", "", [], [1], {}, {"a": 1}, [None], float("nan")]
+ODD = [None, True, -1, 0, 7, 0.5, -2.5, 1e300, HUGE, 1 << 62, "x", "", [], [1], {}, {"a": 1}, [None], float("nan")]
 
 
 @KINDS

@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 import torch
 import transformers
-from checkpoints import greedy, opened
+from checkpoints import greedy, opened, unlike
 from maps import scattered
 from pairs import Family, Pair, ids, padded, wide
 from safetensors.torch import load_file, save_file
@@ -261,6 +261,15 @@ def test_an_older_configuration_means_what_their_newest_says(name):
     config = transformers.AutoConfig.for_model(**old)
     new = {**config.to_dict(), "architectures": old["architectures"]}
     assert read_config(new, "new").spec == read_config(old, "old").spec
+
+
+@pytest.mark.parametrize("name", OLD)
+def test_what_is_read_is_written_as_the_same_family(name):
+    spec = read_config(OLD[name], "config.json").spec
+    table, reading = write_config(spec)
+    assert unlike(spec, reading.spec) == []
+    assert table["model_type"] == OLD[name]["model_type"]
+    assert table.get("multi_query") == OLD[name].get("multi_query")
 
 
 @pytest.mark.parametrize("name", BASES)

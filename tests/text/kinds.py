@@ -24,6 +24,7 @@ TEXTS = [
     "▁ under ▁▁score _ __",
     "<|not a token|> <0x41> [NOT] ##ing",
     "a" * 300,
+    "x <New> word, <new>  WORD<New> word",
 ]
 
 
@@ -189,10 +190,32 @@ def words_alone():
     return library
 
 
+def added(library):
+    """With an ordinary added token, which is matched in normalised text."""
+    library.add_tokens([AddedToken("<New> word", normalized=True, special=False)])
+    return library
+
+
+def bert_added():
+    """An added token of small letters."""
+    return added(bert())
+
+
+def llama_added():
+    """An added token that begins with a space."""
+    return added(llama_prepend())
+
+
+def gpt2_added():
+    """An added token among bytes."""
+    return added(gpt2())
+
+
 KINDS = {
     make.__name__: make
     for make in (
         *(llama, llama_prepend, gemma, gpt2, roberta, llama3, falcon),
         *(bert, bert_cased, t5, unigram_bytes, albert, words_alone),
+        *(bert_added, llama_added, gpt2_added),
     )
 }

@@ -81,6 +81,7 @@ FOLDERS = {
         "eos_token": "<|endoftext|>",
         "added_tokens_decoder": {"0": token("<|endoftext|>", False)},
     },
+    "declared without flags": {"added_tokens_decoder": {"330": {"content": "<x>"}}, "mask_token": "<z>"},
     "declared ordinary token": {"added_tokens_decoder": {"34": token("A")}},
     "declared with another id": {"added_tokens_decoder": {"40": token("A")}},
     "named and nowhere": {"pad_token": {"__type": "AddedToken", **token("[PAD]", lstrip=True)}, "mask_token": "<q>"},
@@ -98,6 +99,15 @@ FOLDERS = {
 def test_tokens_of_the_settings_are_those_of_transformers(name, tmp_path):
     ours, theirs = pair(written(tmp_path, KINDS["gpt2"](), {"chat_template": ROLES, **FOLDERS[name]}))
     assert_same_added(ours, theirs)
+
+
+def test_a_named_token_is_matched_as_it_is_spelled(tmp_path):
+    """Before letters are made small; one that is declared without flags is matched after that."""
+    library = KINDS["bert"]()
+    declared = {str(library.get_vocab_size()): {"content": "<B>"}}
+    config = {"added_tokens_decoder": declared, "mask_token": "<A>", "extra_special_tokens": ["<C>"]}
+    ours, theirs = pair(written(tmp_path, library, config))
+    assert_same_text(ours, theirs, "<A> <a> <B> <b> <C> <c>", control=True)
 
 
 def test_a_control_token_of_either_file_is_one(tmp_path):

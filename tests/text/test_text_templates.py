@@ -243,6 +243,7 @@ def test_a_template_that_swells_is_ended(template, monkeypatch):
 def test_bounds_are_of_one_conversation_and_not_of_many(monkeypatch):
     monkeypatch.setattr(templates, "MOST_LENGTH", 2_000)
     monkeypatch.setattr(templates, "_MOST_MADE", 10_000)
+    monkeypatch.setattr(templates, "MOST_SECONDS", 0.5)  # this thread has spent more already
     tokenizer = Tokenizer.train("byte", [], chat_template="{% for m in messages %}{{ m.content + '!' }}{% endfor %}")
     for _ in range(30):
         assert len(tokenizer.render_chat(user("x" * 1000))) == 1001
@@ -274,6 +275,14 @@ def test_messages_without_end_are_one_clear_error(messages):
     tokenizer = Tokenizer.train("byte", [], chat_template="{{ messages[0].content }}")
     with pytest.raises(UserError, match="nested too deep"):
         tokenizer.apply_chat([{"role": "user", "content": "x", "more": inner}])
+
+
+@pytest.mark.parametrize("tools", ["weather", {"name": "f"}, [len], ["f"], 3, [None]])
+def test_tools_that_are_no_descriptions_are_refused(tools):
+    tokenizer = Tokenizer.train("byte", [], chat_template="{{ tools }}")
+    with pytest.raises(UserError, match="tool") as caught:
+        tokenizer.apply_chat(user("x"), tools=tools)
+    assert "template" not in str(caught.value)
 
 
 def test_the_messages_given_are_never_changed(opened):

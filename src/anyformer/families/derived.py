@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from anyformer.families.config import Config
-from anyformer.families.fields import default_of, put
+from anyformer.families.fields import default_of, layers_of, put
 from anyformer.families.tables import PerLayer, Tables, View
 from anyformer.spec.parts import Rope
 from anyformer.spec.problems import MISSING
@@ -54,9 +54,8 @@ class ScoreScale:
 
     def read(self, config: Config, tables: Tables) -> None:
         scale = tables.get("attention.d_head") ** -0.5 if config.flag(*self.by_width) else 1.0
-        n_layers = tables.get("n_layers")
-        if config.flag(*self.by_layer) and isinstance(n_layers, int):
-            tables.set(self.path, PerLayer(scale / (i + 1) for i in range(n_layers)), self.by_layer[0])
+        if config.flag(*self.by_layer):
+            tables.set(self.path, PerLayer(scale / (i + 1) for i in layers_of(tables)), self.by_layer[0])
         else:
             tables.set(self.path, scale, self.by_width[0])
 

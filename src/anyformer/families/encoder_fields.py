@@ -4,15 +4,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from anyformer.families.config import REQUIRED, Config
-from anyformer.families.fields import put
+from anyformer.families.fields import layers_of, put
 from anyformer.families.tables import PerLayer, Tables, View
 from anyformer.spec.parts import Rope
 from anyformer.spec.problems import MISSING
-
-
-def _n_layers(tables: Tables) -> int:
-    n = tables.get("n_layers")
-    return n if isinstance(n, int) and not isinstance(n, bool) and 1 <= n <= 100_000 else 0
 
 
 @dataclass(frozen=True)
@@ -30,20 +25,6 @@ class Whole:
         value = view.first(self.path)
         if value is not MISSING:
             put(config, self.key, value)
-
-
-@dataclass(frozen=True)
-class Padding:
-    """The padding token where their default for it is outside the vocabulary: none, or their tables cannot be made."""
-
-    default: int
-
-    def read(self, config: Config, tables: Tables) -> None:
-        """Nothing: no number depends on it."""
-
-    def write(self, view: View, config: dict[str, Any]) -> None:
-        if view.spec.vocab_size <= self.default:
-            put(config, "pad_token_id", None)
 
 
 @dataclass(frozen=True)
@@ -79,7 +60,7 @@ class FirstLayer:
     others: str
 
     def read(self, config: Config, tables: Tables) -> None:
-        others = [self.others] * (_n_layers(tables) - 1)
+        others = [self.others] * (len(layers_of(tables)) - 1)
         tables.set(self.path, PerLayer([self.first, *others]), "num_hidden_layers")
 
     def write(self, view: View, config: dict[str, Any]) -> None:
@@ -101,7 +82,7 @@ class HalfWindows:
     def read(self, config: Config, tables: Tables) -> None:
         window = config.whole(self.key, self.default) // 2 + 1
         n, types = config.whole(*self.every), config.get("layer_types", None)
-        layers = range(_n_layers(tables))
+        layers = layers_of(tables)
         local = [bool(i % n) for i in layers] if types is None else self._listed(config, types, len(layers))
         tables.set(self.path, PerLayer(window if here else None for here in local), self.key)
 

@@ -3,14 +3,14 @@
 from dataclasses import replace
 
 from anyformer.families.bart import ALIASES, DECODER, ENCODER, FIELDS, FIXED, IGNORED, LANGUAGE, SHARED, TENSORS
-from anyformer.families.encoder_fields import Padding
 from anyformer.families.family import Family, Rule, Variant
 from anyformer.families.fields import Always, Tied
 from anyformer.families.seq2seq import TABLES, SameVocabulary
+from anyformer.families.sizes import PadWithin
 
 EMBED = {"embed": {"position": {"kind": "sinusoidal", "layout": "halves"}}}
 SHARE = "share_encoder_decoder_embeddings"
-MORE = (*FIELDS, SameVocabulary(), Padding(58100))
+MORE = (*FIELDS, SameVocabulary(), PadWithin(58100))
 OWN: tuple[Rule, ...] = (
     ("{body}encoder.embed_tokens.weight", "encoder.embed.token.weight"),
     ("{body}decoder.embed_tokens.weight", "decoder.embed.token.weight"),

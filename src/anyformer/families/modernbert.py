@@ -1,9 +1,10 @@
 """ModernBERT (Warner et al. 2024): rotary positions, GeGLU, windows to both sides in all layers but each third."""
 
 from anyformer.families.derived import HeadWidth
-from anyformer.families.encoder_fields import FirstLayer, HalfWindows, LayerThetas, Padding
+from anyformer.families.encoder_fields import FirstLayer, HalfWindows, LayerThetas
 from anyformer.families.family import Family, Joined, Rule, Variant
 from anyformer.families.fields import Named, Same, Tied
+from anyformer.families.sizes import PadWithin
 from anyformer.families.tables import Either
 
 NORM = {"kind": "layer"}
@@ -44,7 +45,7 @@ FAMILY = Family(
     },
     config=(
         Same("vocab_size", "vocab_size"),
-        Padding(50283),
+        PadWithin(50283),
         Same("hidden_size", "d_model"),
         Same("num_hidden_layers", "n_layers"),
         Same("max_position_embeddings", "max_positions", default=8192),

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from anyformer.families.config import Config
-from anyformer.families.fields import put
+from anyformer.families.fields import layers_of, put
 from anyformer.families.tables import PerLayer, Tables, View
 from anyformer.spec.parts import Rope
 from anyformer.spec.positions import (
@@ -214,7 +214,7 @@ class Rotary:
 
     def _set(self, config: Config, tables: Tables, rope: Config, theta: tuple[str, float], *, windowed: bool) -> None:
         length = tables.get("max_positions")
-        if not isinstance(length, int) or isinstance(length, bool) or length < 1:
+        if not isinstance(length, int) or isinstance(length, bool) or not 1 <= length < 1 << 63:
             length = config.whole("max_position_embeddings")
         fraction = self.fraction or ("partial_rotary_factor", 1.0)
         values: Table = {
@@ -230,8 +230,8 @@ class Rotary:
             path = f"{self.path}.{name}"
             origin = {"theta": theta[0], "fraction": fraction[0]}.get(name, "rope_scaling")
             if windowed:
-                windows, n_layers = tables.get("attention.mask.window"), tables.get("n_layers")
-                windows = windows if isinstance(windows, PerLayer) else [windows] * n_layers
+                windows = tables.get("attention.mask.window")
+                windows = windows if isinstance(windows, PerLayer) else [windows for _ in layers_of(tables)]
                 value = PerLayer(tables.get(path) if window is None else value for window in windows)
             tables.set(path, value, origin)
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from itertools import groupby
 from typing import Any
 
-from anyformer.spec.parts import BlockSpec, ModelSpec, Part
+from anyformer.spec.parts import MAX_LAYERS, BlockSpec, ModelSpec, Part
 from anyformer.spec.problems import MISSING, Problem, SpecError
 from anyformer.spec.stored import from_table
 
@@ -109,7 +109,7 @@ class Tables:
     def _stack_of(self, name: str, where: object) -> dict[str, Any]:
         stack = dict(self._tables[name])
         block, n_layers = stack.pop("block"), stack.pop("n_layers")
-        if not isinstance(n_layers, int) or isinstance(n_layers, bool) or not 1 <= n_layers <= 100_000:
+        if not isinstance(n_layers, int) or isinstance(n_layers, bool) or not 1 <= n_layers <= MAX_LAYERS:
             origin = self._origins.get((name, "n_layers"), "n_layers")
             raise SpecError([Problem(origin, "should be a whole number of layers, 1 or more", n_layers)], where=where)
         blocks = [self._at(block, layer, (name, "block")) for layer in range(n_layers)]

@@ -41,7 +41,7 @@ class Step:
 
 
 @contextmanager
-def _evaluating(modules: Sequence[nn.Module]) -> Iterator[None]:
+def evaluating(modules: Sequence[nn.Module]) -> Iterator[None]:
     """Evaluation mode without gradients for one call; every module then has its own mode again."""
     training = [module for module in modules if module.training]
     for module in training:
@@ -219,7 +219,7 @@ class _Decoding:
         tokens, padding = self._padded([self.targets[row] for row in rows])
         first = self._first(rows)
         while True:
-            with _evaluating(modules):
+            with evaluating(modules):
                 logits = self.model(tokens, padding=padding, cache=cache, last_only=True, **first)[:, -1]
                 ids = self.sampler(logits, rows)
             steps = [self._step(row, token) for row, token in zip(rows, ids, strict=True)]

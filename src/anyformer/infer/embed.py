@@ -11,7 +11,7 @@ from tokenizers.normalizers import Lowercase
 from torch import Tensor
 
 from anyformer.errors import UserError
-from anyformer.infer.decode import _evaluating
+from anyformer.infer.decode import evaluating
 from anyformer.infer.embed_files import read_files, write_files
 from anyformer.infer.pooling import MODES, Dense, pool
 
@@ -181,7 +181,7 @@ def embed(
     device = next(model.parameters()).device
     vectors = torch.empty(len(rows), embedding.width(stack.d_model))
     longest_first = sorted(range(len(rows)), key=lambda row: len(rows[row]), reverse=True)
-    with _evaluating(list(model.modules())):
+    with evaluating(list(model.modules())):
         for start in range(0, len(rows), batch_size):
             places = longest_first[start : start + batch_size]
             tokens, real = _padded([rows[place] for place in places], device)

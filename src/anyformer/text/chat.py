@@ -153,6 +153,18 @@ def _check_content(message: Mapping[str, Any], where: str) -> None:
             _refuse("a part of a message needs a type", f"{where}.content[{index}]", repr(part))
 
 
+def check_tools(tools: object) -> None:
+    """`UserError` unless `tools` is None or a sequence of mappings."""
+    if tools is None:
+        return
+    form = '[{"type": "function", "function": {"name": …, "parameters": {…}}}, …]'
+    if isinstance(tools, str | bytes) or not isinstance(tools, Sequence):
+        _refuse("tools must be a list", "tools", type(tools).__name__, form)
+    for index, tool in enumerate(tools):
+        if not isinstance(tool, Mapping):
+            _refuse("a tool must be described by a mapping", f"tools[{index}]", type(tool).__name__, form)
+
+
 def _refuse(what: str, where: str, got: str, expected: str | None = None) -> NoReturn:
     form = '[{"role": "user", "content": "Hello"}, …]'
     raise UserError(what, where=where, got=got, expected=expected or form)

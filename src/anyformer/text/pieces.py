@@ -79,6 +79,9 @@ class Pieces:
         self._added = frozenset(added)
         for index, entry in added.items():
             self.tokens[index] = entry.content
+        # An added token that is matched in normalised text stands for its own normalised spelling, which may begin
+        # with the space before it.
+        self._meant = {index: library.id_to_token(index) for index in added}
         self._steps: list[Step] = []
         self.additive = self._read(_decoder_steps(library))
         self._first: dict[int, bytes] = {}
@@ -122,7 +125,7 @@ class Pieces:
         return piece
 
     def _make(self, index: int, first: bool) -> bytes:
-        piece: str | bytes = self.tokens[index] or ""
+        piece: str | bytes = self._meant.get(index) or self.tokens[index] or ""
         for step in self._steps:
             # An added token is written in plain characters, never in the stand-ins of a byte-level
             # vocabulary.

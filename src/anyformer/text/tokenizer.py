@@ -400,6 +400,7 @@ class Tokenizer:
     ) -> tuple[str, chat.Disguise]:
         template = self._template(tools)
         chat.check_messages(messages)
+        chat.check_tools(tools)
         try:
             for text in chat.strings([messages, tools, variables]):
                 _require_text(text)

@@ -59,6 +59,8 @@ class Veil:
                         alias(mark, index),
                         lstrip=flags[index].lstrip,
                         rstrip=flags[index].rstrip,
+                        # Whatever its own flag says: behind a normaliser that begins every text with ▁ the library
+                        # would find such a token at the very start alone.
                         normalized=False,
                         special=False,
                     )

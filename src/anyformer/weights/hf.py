@@ -20,6 +20,7 @@ from anyformer.weights.computed import require_tables
 from anyformer.weights.config import CONFIG_FILE, Reading, read_config, read_object
 from anyformer.weights.dtypes import require_float
 from anyformer.weights.forms import to_ours, to_theirs
+from anyformer.weights.mapping import lies_in, release, same_bits
 from anyformer.weights.own import WEIGHTS_FILE, save_tensors
 from anyformer.weights.shapes import Matching, Step, match, steps
 from anyformer.weights.shards import INDEX_FILE, Shards, open_shards
@@ -76,28 +77,29 @@ def _converted(
     kept = {p.name for p in buffers(spec)}
     shapes = {p.name: p.shape for p in (*parameters(spec), *buffers(spec))}
 
-    def ours(step: Step) -> list[Tensor]:
-        return to_ours(step, [shards.tensor(name) for name in step.theirs], [shapes[name] for name in step.ours])
+    def ours(step: Step) -> tuple[list[Tensor], list[Tensor]]:
+        theirs = [shards.tensor(name) for name in step.theirs]
+        return theirs, to_ours(step, theirs, [shapes[name] for name in step.ours])
 
-    values: dict[str, Tensor] = {}
-    for step in matching.taken:
-        values.update(zip(step.ours, ours(step), strict=True))
+    made_of = {name: step for step in matching.taken for name in step.ours}
     for step in matching.again:
-        for name, value in zip(step.ours, ours(step), strict=True):
-            if not torch.equal(value, values[name]):
+        for name, value in zip(step.ours, ours(step)[1], strict=True):
+            first = made_of[name]
+            if not same_bits(value, ours(first)[1][first.ours.index(name)]):
                 what = f"two tensors hold {name}, and they differ"
-                got = " and ".join([step.theirs[0], *_others(matching, name)])
                 ties = "the configuration ties these tables: set its tie_word_embeddings to false if they are apart"
                 remedy = ties if name.endswith(".embed.token.weight") else None
+                got = f"{step.theirs[0]} and {first.theirs[0]}"
                 raise UserError(what, where=shards.entries[step.theirs[0]].file, got=got, remedy=remedy)
-    for name in shapes:
-        value = values.pop(name)
-        wanted = dtype or value.dtype
-        yield name, value.to(device, exact(wanted) if name in kept else wanted)
-
-
-def _others(matching: Matching, name: str) -> list[str]:
-    return [step.theirs[0] for step in matching.taken if name in step.ours]
+    for step in matching.taken:
+        theirs, values = ours(step)
+        made = []
+        for name, value in zip(step.ours, values, strict=True):
+            wanted = dtype or value.dtype
+            made.append(value.to(device, exact(wanted) if name in kept else wanted))
+            yield name, made[-1]
+        if not any(lies_in(value, theirs) for value in made):
+            release(theirs)
 
 
 def _is_written(step: Step, spec: ModelSpec) -> bool:
@@ -109,8 +111,8 @@ def _is_written(step: Step, spec: ModelSpec) -> bool:
     return True
 
 
-def exported(reading: Reading, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Callable[[], list[Tensor]], Step]]:
-    """For each step that writes something new: a name to sort by, what makes its tensors, the step."""
+def exported(reading: Reading, state: Mapping[str, Tensor]) -> Iterator[tuple[Callable[[], list[Tensor]], Step]]:
+    """For each step that writes something: what makes its tensors, and the step."""
     written: set[str] = set()
     for step in steps(reading, reading.variant.body):
         if _is_written(step, reading.spec) and (isinstance(step.form, Twice) or written.isdisjoint(step.ours)):
@@ -119,7 +121,7 @@ def exported(reading: Reading, state: Mapping[str, Tensor]) -> Iterator[tuple[st
             def make(step: Step = step) -> list[Tensor]:
                 return to_theirs(step, [state[name] for name in step.ours])
 
-            yield step.theirs[0], make, step
+            yield make, step
     assert written == set(state), f"no rule writes {sorted(set(state) - written)}"
 
 
@@ -136,7 +138,7 @@ def save_folder(folder: Path, model: nn.Module, reading: Reading, config: dict[s
     groups: list[list[Callable[[], list[Tensor]]]] = [[]]
     names: list[list[tuple[str, ...]]] = [[]]
     size = 0
-    for _, make, step in exported(reading, state):
+    for make, step in exported(reading, state):
         n_bytes = sum(state[name].numel() * state[name].element_size() for name in step.ours)
         if size and size + n_bytes > MAX_SHARD:
             groups.append([])

@@ -12,6 +12,7 @@ from anyformer.nn.precision import exact
 from anyformer.planning import buffers, parameters
 from anyformer.spec.parts import ModelSpec
 from anyformer.weights.dtypes import STORED, require_float
+from anyformer.weights.mapping import lies_in, release
 
 WEIGHTS_FILE = "model.safetensors"
 
@@ -60,7 +61,12 @@ def read_weights(
                 require_float(kind, f"{file}, {name}")
             dtypes = {name: dtype or STORED[kind] for name, kind in kinds.items()}
             dtypes |= {name: exact(dtypes[name]) for name in kept}
-            tensors = {name: stored.get_tensor(name).to(device, dtypes[name], copy=not mapped) for name in expected}
+            tensors = {}
+            for name in expected:
+                value = stored.get_tensor(name)
+                tensors[name] = value.to(device, dtypes[name], copy=not mapped)
+                if not lies_in(tensors[name], [value]):
+                    release([value])
     except FileNotFoundError:
         raise UserError("the checkpoint has no weights", where=file) from None
     except (SafetensorError, OSError) as error:

@@ -96,8 +96,10 @@ def _files(folder: Path) -> list[Path]:
                 remedy="convert the weights to safetensors; a pickle can run code and is never opened",
             )
     files = [folder / file for file in sorted(set(named.values()))]
+    stems = {path.name.split("-")[0] for path in files}
     for path in sorted(folder.glob("*.safetensors")):
-        if re.fullmatch(r".*-\d+-of-\d+\.safetensors", path.name) and path not in files:
+        shard = re.fullmatch(r"([^-]+)-\d+-of-\d+\.safetensors", path.name)
+        if shard and shard[1] in stems and path not in files:
             raise UserError("the index does not name this shard", where=index, got=path.name)
     for path in files:
         if not path.is_file():
