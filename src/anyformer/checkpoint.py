@@ -149,7 +149,9 @@ class Checkpoint:
         more: dict[str, Any] = {"torch_dtype": name_of(next(self.model.parameters()).dtype)}
         eos = self._eos_ids()
         if self.tokenizer is not None:
-            more |= {"bos_token_id": self.tokenizer.bos_id, "pad_token_id": self.tokenizer.pad_id}
+            ids = {"bos_token_id": self.tokenizer.bos_id, "pad_token_id": self.tokenizer.pad_id}
+            # A token that the model has no embedding for would be looked up in its table.
+            more |= {name: i for name, i in ids.items() if i is not None and i < self.spec.vocab_size}
         more["eos_token_id"] = eos[0] if len(eos) == 1 else list(eos) or None
         if self.generation.start:
             more["decoder_start_token_id"] = self.generation.start[0]

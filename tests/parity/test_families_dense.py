@@ -153,6 +153,8 @@ def test_every_kind_gives_their_numbers_and_goes_back(case, tmp_path):
         assert [key for key in mine if not torch.equal(mine[key], back[key])] == []
     else:
         assert name.startswith("Llama") or (case[0].startswith("Phi3") and name.startswith("Mistral"))
+    if case[0] not in KINDS:
+        return
     after, _ = result(Pair(pair.family, again, pair.our), tokens, real)
     pair.close(before[rows], after[rows])
     _, once_more = load_model(tmp_path / "ours", torch.float64, CPU)

@@ -23,8 +23,10 @@ def convert(
     The Hugging Face form opens in transformers with equal logits. It exists for what a published family can say; for
     anything else the message names the nearest family and what it cannot say.
     """
+    from rich.console import Console
+
     from anyformer.checkpoint import FORMATS, load
-    from anyformer.weights.config import write_config
+    from anyformer.weights.config import CONFIG_FILE, read_object, write_config
     from anyformer.weights.source import load_spec
 
     if to not in FORMATS:
@@ -34,8 +36,11 @@ def convert(
         raise UserError("there is something of this name already", where=target, remedy=remedy)
     if to == "hf":  # Said before gigabytes are read.
         write_config(load_spec(source))
-    checkpoint = load(source, dtype=dtype)
-    checkpoint.save(target, format=to)
+    console = Console(stderr=True, highlight=False)
+    with console.status(f"reading {source}") as shown:
+        checkpoint = load(source, dtype=dtype)
+        shown.update(f"writing {target}")
+        checkpoint.save(target, format=to)
     size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
-    family = write_config(checkpoint.spec)[1].model if to == "hf" else "anyformer"
-    typer.echo(f"{target}: {family}, {len(list(target.iterdir()))} files, {size / 1e6:,.1f} MB", err=True)
+    kind = read_object(target / CONFIG_FILE)["architectures"][0] if to == "hf" else "anyformer"
+    typer.echo(f"{target}: {kind}, {len(list(target.iterdir()))} files, {size / 1e6:,.1f} MB", err=True)
