@@ -101,10 +101,10 @@ def test_the_dtype_is_float32_unless_asked_otherwise(made, tmp_path):
 
     assert dtypes() == {torch.float32}
     assert dtypes(dtype="stored") == dtypes(dtype=None) == {torch.bfloat16}
-    assert dtypes(dtype="float64") == {torch.float64}
+    assert dtypes(dtype="float64") == dtypes(dtype=torch.float64) == {torch.float64}
 
 
-@pytest.mark.parametrize("dtype", ["nonsense", "int64", "double", "float8_e4m3fn", torch.float32])
+@pytest.mark.parametrize("dtype", ["nonsense", "int64", "double", "float8_e4m3fn", torch.int64])
 def test_an_unknown_dtype_is_named(folder, dtype):
     assert "unknown dtype" in refusal(folder, dtype=dtype)
 
@@ -252,8 +252,11 @@ def test_a_run_folder_means_its_best(made, tmp_path):
 
 
 def test_saving_replaces_a_checkpoint_and_nothing_else(made, folder, tmp_path):
-    (folder / "stale.txt").write_text("of the old one")
+    (folder / "notes.txt").write_text("precious")
     other = build(made.spec, seed=77)
+    with pytest.raises(UserError, match="notes"):
+        Checkpoint(made.spec, other, None).save(folder)
+    (folder / "notes.txt").unlink()
     Checkpoint(made.spec, other, None).save(folder)
     assert sorted(p.name for p in folder.iterdir()) == [WEIGHTS_FILE, "spec.json"]
     assert torch.equal(next(load(folder).model.parameters()), next(other.parameters()))

@@ -5,10 +5,12 @@ A checkpoint folder holds `spec.json`, `model.safetensors` and the tokenizer's f
 best.
 """
 
+import json
 import os
 import re
+import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,15 +19,16 @@ from torch import Tensor
 
 from anyformer.errors import UserError
 from anyformer.families import FAMILIES, Family
-from anyformer.files import atomic_folder
+from anyformer.files import atomic_folder, write_text
 from anyformer.infer.embed import Embedding, embed
 from anyformer.infer.generation import GENERATION_FILE, UNSAID, Generation
 from anyformer.nn.model import Model
-from anyformer.spec.folder import PUBLISHED_FILE, SPEC_FILE, is_published, resolve
+from anyformer.spec.folder import PUBLISHED_FILE, SPEC_FILE, is_published, resolve, strangers
 from anyformer.spec.parts import ModelSpec
+from anyformer.spec.problems import did_you_mean
 from anyformer.spec.stored import from_json
 from anyformer.text import Tokenizer
-from anyformer.weights.config import write_config
+from anyformer.weights.config import read_object, write_config
 from anyformer.weights.dtypes import dtype_of, name_of
 from anyformer.weights.hf import load_model, save_folder
 from anyformer.weights.own import WEIGHTS_FILE, read_weights, write_weights
@@ -34,6 +37,15 @@ if TYPE_CHECKING:
     from anyformer.infer import Completion
 
 FORMATS = ("anyformer", "hf")
+LABELS_FILE = "labels.json"
+_KNOWN_ELSEWHERE = {
+    "max_length": "max_new_tokens",
+    "max_tokens": "max_new_tokens",
+    "do_sample": "temperature",
+    "eos_token_id": "stop",
+    "stop_strings": "stop",
+}
+"""What other libraries call what `generate` takes."""
 
 
 @dataclass
@@ -46,6 +58,7 @@ class Checkpoint:
         tokenizer: None for a model of token ids alone.
         generation: how replies begin and end, beside what the tokenizer says.
         embedding: how a sentence vector is made, None where the checkpoint does not say.
+        labels: the names of a classifier's labels, in the order of its scores; none where they have no names.
     """
 
     spec: ModelSpec
@@ -53,6 +66,7 @@ class Checkpoint:
     tokenizer: Tokenizer | None = None
     generation: Generation = UNSAID
     embedding: Embedding | None = None
+    labels: tuple[str, ...] = ()
 
     def generate(
         self,
@@ -74,6 +88,15 @@ class Checkpoint:
         """
         from anyformer.infer import Sampling
 
+        known = [field.name for field in fields(Sampling)]
+        for name in more:
+            if name not in known:
+                near = _KNOWN_ELSEWHERE.get(name) or did_you_mean(name, known)
+                remedy = f"did you mean `{near}`?" if near else None
+                raise UserError("generate takes no such argument", got=name, expected=", ".join(known), remedy=remedy)
+        if not isinstance(prompt, str) and len(prompt) and isinstance(prompt[0], str | Sequence):
+            remedy = "for several, infer.generate(ckpt.model, ckpt.tokenizer, prompts, Sampling(…))"
+            raise UserError("generate takes one prompt", got=f"{len(prompt)} of them", remedy=remedy)
         settings = Sampling(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed, **more)
         completion = self.complete(prompt, settings)
         return completion.text if isinstance(prompt, str) else list(completion.ids)
@@ -111,7 +134,7 @@ class Checkpoint:
         Args:
             folder: where to.
             format: "anyformer", or "hf" for the form of Hugging Face, which a published family's specification has.
-            families: further families beside the package's own, looked through first.
+            families: further families beside the package's own, looked through after them.
 
         Raises:
             UserError: a place that is taken by something else or cannot be written to; "hf" for a specification that
@@ -121,7 +144,7 @@ class Checkpoint:
             raise UserError("unknown checkpoint format", got=format, expected=" or ".join(FORMATS))
         path = Path(folder)
         _require_free(path)
-        published = write_config(self.spec, (*families, *FAMILIES)) if format == "hf" else None
+        published = write_config(self.spec, (*FAMILIES, *families)) if format == "hf" else None
         with atomic_folder(path) as partial:
             if published is None:
                 save_into(partial, self.spec, self.model, self.tokenizer)
@@ -134,6 +157,8 @@ class Checkpoint:
             generation = self.generation if published is None else replace(self.generation, eos_ids=self._eos_ids())
             if generation != UNSAID:
                 (partial / GENERATION_FILE).write_text(generation.text(), encoding="utf-8")
+            if self.labels and published is None:
+                write_text(partial / LABELS_FILE, json.dumps(self.labels, ensure_ascii=False) + "\n")
             if self.embedding is not None:
                 stack = self.spec.encoder or self.spec.last
                 replace(self.embedding, d_model=stack.d_model).write(partial)
@@ -147,12 +172,20 @@ class Checkpoint:
     def _beside(self, config: dict[str, Any]) -> dict[str, Any]:
         """A published configuration with what it says beside the specification: ids of special tokens, the dtype."""
         more: dict[str, Any] = {"torch_dtype": name_of(next(self.model.parameters()).dtype)}
+        more |= {
+            name: i for name in ("bos_token_id", "pad_token_id") if isinstance(i := self.generation.rest.get(name), int)
+        }
         eos = self._eos_ids()
         if self.tokenizer is not None:
             ids = {"bos_token_id": self.tokenizer.bos_id, "pad_token_id": self.tokenizer.pad_id}
             # A token that the model has no embedding for would be looked up in its table.
             more |= {name: i for name, i in ids.items() if i is not None and i < self.spec.vocab_size}
         more["eos_token_id"] = eos[0] if len(eos) == 1 else list(eos) or None
+        if self.labels and "id2label" in config:
+            config = config | {
+                "id2label": {str(i): name for i, name in enumerate(self.labels)},
+                "label2id": {name: i for i, name in enumerate(self.labels)},
+            }
         if self.generation.start:
             more["decoder_start_token_id"] = self.generation.start[0]
         return {**more, **{key: value for key, value in config.items() if value is not None or key not in more}}
@@ -164,9 +197,10 @@ def _require_free(path: Path) -> None:
         return
     if not path.is_dir():
         raise UserError("a checkpoint is a folder, and there is a file", where=path, remedy="choose another name")
-    if not any((path / name).exists() for name in (SPEC_FILE, PUBLISHED_FILE)) and any(path.iterdir()):
+    others = strangers(path)
+    if others:
         what = "the folder holds other things than a checkpoint, which saving would remove"
-        raise UserError(what, where=path, remedy="choose a new folder")
+        raise UserError(what, where=path, got=", ".join(others[:5]), remedy="choose a new folder")
 
 
 def save_into(folder: Path, spec: ModelSpec, model: torch.nn.Module, tokenizer: Tokenizer | None) -> None:
@@ -199,7 +233,7 @@ def device_of(name: str | torch.device, where: str = "device") -> torch.device:
 
 def load(
     path: str | Path,
-    dtype: str | None = "float32",
+    dtype: str | torch.dtype | None = "float32",
     device: str | torch.device = "cpu",
     quantize: str | None = None,
     families: Sequence[Family] = (),
@@ -227,14 +261,50 @@ def load(
     wanted, place = dtype_of(dtype), device_of(device)
     folder = resolve(path)
     tokenizer = Tokenizer.load(folder) if (folder / "tokenizer.json").exists() else None
+    if tokenizer is None:
+        _warn_of_other_tokenizers(folder)
     generation, embedding = Generation.read(folder), Embedding.read(folder)
     if is_published(folder):
         reading, model = load_model(folder, wanted, place, (*families, *FAMILIES))
-        return Checkpoint(reading.spec, model, tokenizer, generation, embedding)
+        return Checkpoint(reading.spec, model, tokenizer, generation, embedding, _labels(folder, reading.spec))
     spec_file = folder / SPEC_FILE
     try:
         spec = from_json(spec_file.read_text(encoding="utf-8"), where=spec_file)
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read the specification: {error}", where=spec_file) from None
     model = read_weights(folder / WEIGHTS_FILE, spec, dtype=wanted, device=place, mapped=True)
-    return Checkpoint(spec, model, tokenizer, generation, embedding)
+    return Checkpoint(spec, model, tokenizer, generation, embedding, _labels(folder, spec))
+
+
+_OTHER_TOKENIZERS = ("tokenizer.model", "spiece.model", "source.spm", "vocab.json", "vocab.txt", "merges.txt")
+
+
+def _warn_of_other_tokenizers(folder: Path) -> None:
+    """Says that a tokenizer is there in a form that is not read."""
+    found = [name for name in _OTHER_TOKENIZERS if (folder / name).exists()]
+    if found:
+        remedy = "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) of transformers writes tokenizer.json"
+        what = f"{folder} has no tokenizer.json, and no tokenizer is read from {', '.join(found)}"
+        warnings.warn(f"{what}. {remedy}", stacklevel=3)
+
+
+def _labels(folder: Path, spec: ModelSpec) -> tuple[str, ...]:
+    """The names of a classifier's labels: of labels.json, or of a published configuration's id2label."""
+    n = getattr(spec.head, "n_labels", 0)
+    if not n:
+        return ()
+    if is_published(folder):
+        table = read_object(folder / PUBLISHED_FILE).get("id2label") or {}
+        found = [table.get(str(i)) for i in range(n)] if isinstance(table, dict) else []
+        names = [name for name in found if isinstance(name, str)]
+        return tuple(names) if len(names) == n else ()
+    path = folder / LABELS_FILE
+    if not path.exists():
+        return ()
+    try:
+        names = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read the labels: {error}", where=path) from None
+    if not isinstance(names, list) or len(names) != n or not all(isinstance(name, str) for name in names):
+        raise UserError("the labels are not those of the model", where=path, expected=f"a list of {n} names")
+    return tuple(names)

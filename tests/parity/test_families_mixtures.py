@@ -436,7 +436,7 @@ def test_the_pairs_that_turn_are_those_of_the_configuration(tmp_path):
     """B41. An odd width is refused under its key; the other pairing is another model."""
     for case in (DEEPSEEK_V2, DEEPSEEK_V3):
         with pytest.raises(SpecError, match=r"qk_rope_head_dim.*7.*pairs"):
-            read_config(settings(case, qk_rope_head_dim=7), "config.json")
+            read_config(settings(case, qk_rope_head_dim=7, head_dim=7), "config.json")
     tokens, our = ids(1, 9, 37), imported(DEEPSEEK_V3, tmp_path)
     other = load_model(added(tmp_path, {}, rope_interleave=False), torch.float64, CPU)[1]
     assert other.spec.decoder.blocks[0].attention.position.layout == "half"

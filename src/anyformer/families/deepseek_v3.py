@@ -5,7 +5,7 @@ from anyformer.families.deepseek_v2 import BIAS, DERIVED, SIZES, SPEC, TENSORS
 from anyformer.families.experts import ACTIVATION, BALANCE, IGNORED, ExpertGroups, SharedExperts
 from anyformer.families.family import Family
 from anyformer.families.fields import Always, Flag, Same, SparseLayers, Tied
-from anyformer.families.latent import FurtherLayers, LatentScale
+from anyformer.families.latent import Equal, FurtherLayers, LatentScale
 from anyformer.families.llama import DROPOUT, RMS_EPS
 from anyformer.families.rotary import Rotary
 from anyformer.families.tables import merged
@@ -40,6 +40,7 @@ FAMILY = Family(
         Flag("rope_interleave", "attention.position.layout", default=True, on="interleaved", off="half"),
         Rotary(),
         LatentScale(),
+        Equal("head_dim", "qk_rope_head_dim", 64),
         FurtherLayers("num_nextn_predict_layers", default=1),
         Tied(default=False),
     ),

@@ -92,4 +92,5 @@ FAMILY = Family(
     aliases={"n_embed": "hidden_size"},
     fixed={"apply_residual_connection_post_layernorm": False, "ff_factor": 4},
     ignored=("classifier_dropout",),
+    peer="sdpa",  # The other one adds the bias of ALiBi twice.
 )

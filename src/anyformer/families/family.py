@@ -100,6 +100,7 @@ class Family:
         ignored: keys that do not change what a model computes.
         dropped: patterns of tensors that are computed, not learned, or serve only training.
         computed: patterns of tables of sinusoidal positions, and the stack whose positions they should hold.
+        peer: the implementation of attention in `transformers` that computes what its configuration says.
         presets: shipped recipes of published sizes that this family says exactly.
     """
 
@@ -116,4 +117,5 @@ class Family:
     ignored: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
     computed: Mapping[str, str] = field(default_factory=dict)
+    peer: str = "eager"
     presets: tuple[str, ...] = ()

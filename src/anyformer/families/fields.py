@@ -332,8 +332,8 @@ class SparseLayers:
         dense = config.get(self.listed, []) if self.listed else []
         if not isinstance(first, int) or isinstance(first, bool) or first < 0:
             config.refuse(self.dense_first[0] if self.dense_first else "", first, "a whole number, 0 or more")
-        if not isinstance(dense, list):
-            config.refuse(self.listed or "", dense, "a list of layers")
+        if not isinstance(dense, list) or any(type(i) is not int or i < 0 for i in dense):
+            config.refuse(self.listed or "", dense, "a list of layers, whole numbers from 0 on")
         sparse = [i >= first and (i + 1) % step == 0 and i not in dense for i in layers]
         origin = (self.dense_first or self.every or ("", 0))[0]
         tables.set(self.path, PerLayer("sparse" if x else "dense" for x in sparse), origin)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from anyformer.families.config import Config
+from anyformer.families.config import REQUIRED, Config
 from anyformer.families.family import Interleaved, Rule
 from anyformer.families.fields import put
 from anyformer.families.rotary import mscale
@@ -24,13 +24,14 @@ def _short(value: Callable[[float], float], m: float, target: float) -> float:
 
 @dataclass(frozen=True)
 class Equal:
-    """A key that must have the value of another, which is also its default: it says nothing of its own."""
+    """A key that must have the value of another (or its `default`), which is its own default: it says nothing new."""
 
     key: str
     to: str
+    default: Any = REQUIRED
 
     def read(self, config: Config, tables: Tables) -> None:
-        wanted = config.get(self.to)
+        wanted = config.get(self.to, self.default)
         if config.get(self.key, wanted) != wanted:
             config.refuse(self.key, config.get(self.key), f"{wanted!r}, like {self.to}")
 

@@ -207,7 +207,7 @@ class Rotary:
         name = "rope_parameters" if newer else "rope_scaling"
         if self.local is None:
             return name, _both(config, newer, older), {}
-        full, sliding = newer.get(FULL) or {}, newer.get(SLIDING) or {}
+        full, sliding = ({} if newer.get(kind) is None else newer[kind] for kind in (FULL, SLIDING))
         if not set(newer) <= {FULL, SLIDING} or not isinstance(full, dict) or not isinstance(sliding, dict):
             config.refuse("rope_parameters", newer, f"a table with those of {FULL} and {SLIDING}")
         return name, _both(config, full, older), sliding

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,7 +13,8 @@ from anyformer.errors import UserError
 from anyformer.infer.generation import UNSAID, Generation
 from anyformer.infer.sampler import Sampler
 from anyformer.infer.sampling import Sampling
-from anyformer.spec.parts import ModelSpec, StackSpec
+from anyformer.spec.parts import ModelSpec, Rope, StackSpec
+from anyformer.spec.positions import LongRopeScaling
 
 if TYPE_CHECKING:
     from anyformer.nn.cache import Cache
@@ -67,7 +68,9 @@ def decoder_of(spec: ModelSpec, *, source: bool = False) -> StackSpec:
         what = "this model predicts no next token"
     else:
         return spec.decoder
-    raise UserError(what, expected=f"a decoder {'' if source else 'alone '}with a language head")
+    expected = f"{'a decoder or an encoder–decoder' if source else 'a decoder alone'} with a language head"
+    remedy = None if spec.decoder is not None else "an encoder gives vectors: checkpoint.embed(texts) in Python"
+    raise UserError(what, expected=expected, remedy=remedy)
 
 
 def reads_source(spec: ModelSpec) -> bool:
@@ -194,6 +197,16 @@ def generate_ids(
     return _Decoding(model, targets, None if encoder is None else rows, left, row_ends, sampler, halt, device).run()
 
 
+def _turns(decoder: StackSpec) -> set[int]:
+    """Lengths past which a row's tokens all turn by other divisors (LongRoPE), those before it too.
+
+    What was computed of them holds no more, so that a row that grows past one of these is read anew.
+    """
+    positions = [block.attention.position for block in decoder.blocks]
+    scalings = [position.scaling for position in positions if isinstance(position, Rope)]
+    return {scaling.original for scaling in scalings if isinstance(scaling, LongRopeScaling)}
+
+
 @dataclass(slots=True)
 class _Decoding:
     """The rows of one call to `generate_ids`; every list has one entry for each of the caller's rows."""
@@ -206,6 +219,10 @@ class _Decoding:
     sampler: Sampler
     halt: Halt | None
     device: torch.device
+    read: list[list[int]] = field(init=False)  # all that each row has read or is to read next
+
+    def __post_init__(self) -> None:
+        self.read = [list(ids) for ids in self.targets]
 
     def run(self) -> Iterator[Step]:
         rows = [row for row, left in enumerate(self.left) if left]  # the rows in the batch
@@ -216,8 +233,9 @@ class _Decoding:
             return
         modules = list(self.model.modules())
         cache = self._cache(rows)
-        tokens, padding = self._padded([self.targets[row] for row in rows])
+        tokens, padding = self._padded([self.read[row] for row in rows])
         first = self._first(rows)
+        turns = _turns(decoder_of(self.model.spec, source=True))
         while True:
             with evaluating(modules):
                 logits = self.model(tokens, padding=padding, cache=cache, last_only=True, **first)[:, -1]
@@ -230,8 +248,15 @@ class _Decoding:
             if len(going) < len(rows):  # rows that have ended leave the batch and cost nothing more
                 cache.select(torch.tensor(going, device=self.device))
                 rows = [rows[place] for place in going]
-            tokens, padding = torch.tensor([[ids[place]] for place in going], device=self.device), None
-            first = {}
+            for place, row in zip(going, rows, strict=True):
+                self.read[row].append(ids[place])
+            if any(len(self.read[row]) - 1 in turns for row in rows):
+                cache = self._cache(rows)
+                tokens, padding = self._padded([self.read[row] for row in rows])
+                first = self._first(rows)
+            else:
+                tokens, padding = torch.tensor([[ids[place]] for place in going], device=self.device), None
+                first = {}
 
     def _first(self, rows: list[int]) -> dict[str, Tensor | None]:
         """What the first call alone takes: the sources; or the prompts as prefixes, where layers have prefix masks."""
@@ -245,7 +270,7 @@ class _Decoding:
 
     def _cache(self, rows: list[int]) -> "Cache":
         # The last token of a row is never fed, so it needs no place.
-        capacity = max(len(self.targets[row]) + self.left[row] - 1 for row in rows)
+        capacity = max(len(self.read[row]) + self.left[row] - 1 for row in rows)
         try:
             return self.model.new_cache(batch=len(rows), capacity=min(capacity, 2**62), kind="static")
         except RuntimeError as error:  # torch has no narrower class for it on the CPU

@@ -83,7 +83,7 @@ def _opened(folder: Path, model: Model, reading: Reading) -> tuple[nn.Module, Re
     cls = getattr(import_module("transformers"), reading.model)
     dtype = dtype_of(model)
     peer, report = cls.from_pretrained(
-        folder, dtype=dtype, attn_implementation="eager", output_loading_info=True, local_files_only=True
+        folder, dtype=dtype, attn_implementation=reading.family.peer, output_loading_info=True, local_files_only=True
     )
     for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         findings.require(not report.get(what), f"{what} there: {sorted(report.get(what) or ())[:3]}")

@@ -1,5 +1,7 @@
 """Which folder a path to a checkpoint means: itself, ours or a published one, or the best of a run."""
 
+import re
+from importlib.resources import files
 from pathlib import Path
 
 from anyformer.errors import UserError
@@ -8,6 +10,7 @@ from anyformer.files import recover
 SPEC_FILE = "spec.json"
 PUBLISHED_FILE = "config.json"
 """The configuration of a published checkpoint, in the form of Hugging Face."""
+GGUF = ".gguf"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
@@ -15,14 +18,13 @@ def resolve(path: str | Path) -> Path:
     """The checkpoint folder that a path means: itself, or the best of a run folder. Raises `UserError`."""
     folder = Path(path)
     if not folder.exists():
-        raise UserError("there is no such checkpoint", where=folder, remedy="give a checkpoint folder or a run folder")
+        raise UserError("there is no such checkpoint", where=path, remedy=_advice_on_absence(str(path)))
     if not folder.is_dir():
-        pickled = folder.suffix in PICKLES
-        remedy = (
-            "pickled weights can run code and are never opened; convert them to safetensors"
-            if pickled
-            else "give the folder that holds model.safetensors and its description"
-        )
+        remedy = "give the folder that holds model.safetensors and its description"
+        if folder.suffix in PICKLES:
+            remedy = "pickled weights can run code and are never opened; convert them to safetensors"
+        if folder.suffix == GGUF:
+            remedy = "GGUF files are not read yet; give a folder of Hugging Face with safetensors"
         raise UserError("a checkpoint is a folder", where=folder, remedy=remedy)
     if (folder / SPEC_FILE).exists() or is_published(folder):
         return folder
@@ -35,8 +37,34 @@ def resolve(path: str | Path) -> Path:
         "the folder holds no checkpoint",
         where=folder,
         expected=f"{SPEC_FILE} or Hugging Face's {PUBLISHED_FILE}, and model.safetensors; or a run's checkpoints/",
-        remedy=_pickle_advice(folder),
+        remedy=_advice_on(folder),
     )
+
+
+_PARTS = re.compile(
+    r"spec\.json|labels\.json|certificate\.json|train|config\.json|generation_config\.json"
+    r"|model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json"
+    r"|tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json|added_tokens\.json|chat_template\.jinja"
+    r"|additional_chat_templates|modules\.json|sentence_bert_config\.json|config_sentence_transformers\.json"
+    r"|\d+_(Pooling|Dense|Normalize|Dropout)"
+)
+"""Names of what a checkpoint's folder is made of, ours or a published one."""
+
+
+def strangers(folder: Path) -> list[str]:
+    """What a folder holds that is no part of a checkpoint, and that replacing it would lose; all of it without one."""
+    names = sorted(path.name for path in folder.iterdir())
+    if SPEC_FILE not in names and not (PUBLISHED_FILE in names and _speaks_of_a_model(folder / PUBLISHED_FILE)):
+        return names
+    return [name for name in names if _PARTS.fullmatch(name) is None]
+
+
+def _speaks_of_a_model(path: Path) -> bool:
+    """Whether a config.json is that of a published model; many other things have files of this name."""
+    try:
+        return b'"model_type"' in path.read_bytes()
+    except OSError:
+        return False
 
 
 def is_published(folder: Path) -> bool:
@@ -61,7 +89,19 @@ def pointed_at(pointer: Path) -> Path | None:
     return target
 
 
-def _pickle_advice(folder: Path) -> str | None:
+def _advice_on_absence(path: str) -> str:
+    """What to do about a path that leads nowhere: it may be a hub's name for a model, or a recipe's."""
+    if (Path(str(files("anyformer"))) / "recipes" / f"{path}.toml").is_file():
+        return f"`{path}` is a shipped recipe, which has no weights: train it, or `anyformer plan {path}`"
+    if "://" in path or (path.count("/") == 1 and not path.startswith((".", "/", "~"))):
+        return "nothing is downloaded here: fetch the model's folder first, as with `hf download NAME --local-dir DIR`"
+    return "give a checkpoint folder, a run folder, or a folder of Hugging Face"
+
+
+def _advice_on(folder: Path) -> str | None:
+    """What to do about a folder that holds no checkpoint."""
+    if any(path.suffix == GGUF for path in folder.iterdir()):
+        return "GGUF files are not read yet; give a folder of Hugging Face with safetensors"
     pickles = sorted(p.name for p in folder.iterdir() if p.suffix in PICKLES)
     return (
         f"{pickles[0]} is a pickle, which can run code: it is never opened; convert it to safetensors"

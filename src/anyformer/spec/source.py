@@ -36,6 +36,10 @@ def find_toml(source: str | Path, beside: Path | None = None) -> Path:
     if beside is not None and (beside / source).is_file():
         return beside / source
     path = Path(source)
+    if path.is_dir():
+        what = "a folder is no description of a model or a run"
+        remedy = "give a TOML file or a shipped recipe's name; training starts from a recipe, not from a checkpoint"
+        raise UserError(what, where=path, remedy=remedy)
     if path.exists():
         return path
     shipped = recipes_folder() / f"{source}.toml"

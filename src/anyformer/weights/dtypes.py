@@ -20,13 +20,19 @@ STORED = {
 """By the names of safetensors."""
 
 
-def dtype_of(name: str | None) -> torch.dtype | None:
-    """The dtype that a name means, None for "as stored". Raises `UserError`."""
+_NEAR = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "fp64": "float64"}
+
+
+def dtype_of(name: str | torch.dtype | None) -> torch.dtype | None:
+    """The dtype that a name means, or one of torch's itself; None for "as stored". Raises `UserError`."""
     if name is None or name == "stored":
         return None
-    if name not in DTYPES:
+    if isinstance(name, torch.dtype) and name in DTYPES.values():
+        return name
+    if not isinstance(name, str) or name not in DTYPES:
         expected = ", ".join([*DTYPES, "stored"])
-        raise UserError("unknown dtype", where="dtype", got=name, expected=expected)
+        remedy = f"did you mean `{_NEAR[name]}`?" if isinstance(name, str) and name in _NEAR else None
+        raise UserError("unknown dtype", where="dtype", got=name, expected=expected, remedy=remedy)
     return DTYPES[name]
 
 

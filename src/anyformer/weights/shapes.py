@@ -143,6 +143,10 @@ def match(reading: Reading, found: Shapes, where: object, dropped: Iterable[str]
     Raises:
         UserError: a tensor that is missing, not known, or of another shape than the configuration says.
     """
+    n_ours = sum(1 for _ in parameters(reading.spec))
+    if n_ours > 8 * len(found) + 64:  # No form makes so many of one; matching names would take minutes first.
+        got = f"{len(found)} tensors"
+        raise UserError("the weights lack most tensors", where=where, got=got, expected=f"those of {n_ours:,} of ours")
     best = _body_of(reading, found)
     taken: list[Step] = []
     again: list[Step] = []
@@ -201,9 +205,13 @@ def _require_all(reading: Reading, covered: set[str], found: Shapes, body: str, 
     if not missing:
         return
     wanted = {ours: step for step in reversed(steps(reading, body)) for ours in step.ours}
+    ruleless = [name for name in missing if name not in wanted]
+    if ruleless:
+        what = f"the family {reading.family.name} has no rule for {len(ruleless)} tensors of its models"
+        remedy = "add them to its `tensors`, or take the part of the specification that has them away"
+        raise UserError(what, where=where, got=", ".join(ruleless[:3]), remedy=remedy)
     names = [
-        next((each for each in wanted[name].theirs if each not in found), name) if name in wanted else name
-        for name in missing
+        next((each for each in wanted[name].theirs if each not in found), wanted[name].theirs[0]) for name in missing
     ]
     numbers = sum(prod(room[name]) for name in missing)
     some = ", ".join(dict.fromkeys(names[:3])) + (", …" if len(set(names)) > 3 else "")

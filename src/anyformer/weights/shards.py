@@ -1,5 +1,6 @@
 """Safetensors in a folder: one file, or shards with an index; names, shapes and types known before anything is read."""
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -102,7 +103,7 @@ def _files(folder: Path) -> list[Path]:
         if shard and shard[1] in stems and path not in files:
             raise UserError("the index does not name this shard", where=index, got=path.name)
     for path in files:
-        if not path.is_file():
+        if not os.path.isfile(path):  # False for a name that the system cannot have, where a Path raises
             remedy = "fetch the missing file"
             raise UserError("a shard that the index names is missing", where=index, got=path.name, remedy=remedy)
     return files
