@@ -320,3 +320,68 @@ def test_quantised_loading_is_refused(folder):
 def test_weights_alone_can_be_read(made, folder):
     model = read_weights(folder / WEIGHTS_FILE, made.spec, dtype=None, device=torch.device("cpu"))
     assert all(p.requires_grad for p in model.parameters())
+
+
+def test_a_folder_of_other_things_is_never_replaced(made, tmp_path):
+    """Though it has a config.json, or a whole checkpoint, beside them."""
+    project = tmp_path / "project"
+    (project / "src").mkdir(parents=True)
+    (project / "config.json").write_text('{"port": 8080}')
+    published = made_llama().save(tmp_path / "published", format="hf")
+    (published / "README.md").write_text("precious")
+    nested = made.save(tmp_path / "own")
+    made.save(nested / "inner")
+    for folder, name in ((project, "config.json"), (published, "README"), (nested, "inner")):
+        before = sorted(path.name for path in folder.rglob("*"))
+        for format in ("anyformer", "hf"):
+            with pytest.raises(UserError, match=name):
+                made_llama().save(folder, format=format)
+        assert sorted(path.name for path in folder.rglob("*")) == before
+    (published / "README.md").unlink()
+    made_llama().save(published)
+    assert not (published / "config.json").exists()
+
+
+def made_llama(**over):
+    """A small LLaMA, which Hugging Face has a form for."""
+    attention = {"n_heads": 3, "n_kv_heads": 1, "position": "rope"}
+    sizes = {"vocab_size": 31, "d_model": 24, "n_layers": 1, "max_positions": 40}
+    spec = load_spec({**sizes, "ffn": "swiglu", "attention": attention, **over})
+    return Checkpoint(spec, build(spec, seed=1))
+
+
+@pytest.mark.parametrize("format", ["anyformer", "hf"])
+def test_labels_keep_their_names(tmp_path, format):
+    made = made_llama(head={"kind": "sequence", "n_labels": 3, "pool": "last", "bias": False})
+    assert load(made.save(tmp_path / "plain", format=format)).labels in ((), ("LABEL_0", "LABEL_1", "LABEL_2"))
+    made.labels = ("neg", "neutral", "pos")
+    assert load(made.save(tmp_path / "named", format=format)).labels == ("neg", "neutral", "pos")
+
+
+def test_a_tokenizer_that_is_not_read_is_spoken_of(tmp_path):
+    folder = made_llama().save(tmp_path / "c", format="hf")
+    (folder / "spiece.model").write_bytes(b"x")
+    with pytest.warns(UserWarning, match="no tokenizer is read from spiece.model"):
+        assert load(folder).tokenizer is None
+
+
+def test_what_is_meant_by_a_path_that_leads_nowhere(tmp_path):
+    for path, said in (
+        ("meta-llama/Llama-3.2-1B", "nothing is downloaded"),
+        ("https://huggingface.co/gpt2", "nothing is downloaded"),
+        ("gpt2", "a shipped recipe, which has no weights"),
+        (tmp_path / "gone", "give a checkpoint folder"),
+    ):
+        assert said in refusal(path)
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    assert "GGUF files are not read yet" in refusal(tmp_path / "model.gguf")
+    assert "GGUF files are not read yet" in refusal(tmp_path)
+
+
+def test_arguments_of_other_libraries_are_named(made):
+    for wrong, near in (("max_length", "max_new_tokens"), ("do_sample", "temperature"), ("topk", "top_k")):
+        with pytest.raises(UserError, match=f"did you mean `{near}`"):
+            made.generate("a", **{wrong: 3})
+    for several in (["a", "b"], [[1], [2]]):
+        with pytest.raises(UserError, match="one prompt"):
+            made.generate(several)

@@ -90,3 +90,18 @@ def test_what_cannot_be_said_is_refused_before_anything_is_read(mine, tmp_path):
     with pytest.raises(UserError, match="anyformer or hf"):
         run(mine, tmp_path / "hf", "--to", "gguf2")
     assert not (tmp_path / "hf").exists()
+
+
+def test_an_embedding_may_have_more_rows_than_the_tokenizer_has_tokens(tmp_path):
+    """B54. All rows go there and back, all tokens stay, and the padded rows are never drawn."""
+    tokenizer = Tokenizer.train("byte", [])
+    spec = load_spec("llama-tiny", ["d_model=24", "n_layers=1", "vocab_size=300"])
+    folder = Checkpoint(spec, build(spec, seed=3), tokenizer).save(tmp_path / "mine")
+    run(folder, tmp_path / "hf", "--to", "hf")
+    run(tmp_path / "hf", tmp_path / "again", "--to", "anyformer")
+    config = json.loads((tmp_path / "hf" / "config.json").read_text())
+    back = load(tmp_path / "again")
+    assert config["vocab_size"] == back.spec.vocab_size == 300
+    assert back.tokenizer.vocab_size == tokenizer.vocab_size == 257
+    ids = back.generate([1, 2, 3], max_new_tokens=200, temperature=5.0, seed=1)
+    assert max(ids) < 257

@@ -1,6 +1,7 @@
 """Published models written to a folder by `transformers`, and what becomes of them in both directions."""
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import transformers
 from pairs import Family, pair, wide
 from torch import nn
 
+from anyformer.families import FAMILIES
+from anyformer.families import Family as Published
 from anyformer.nn.model import Model
 from anyformer.spec import expand
 from anyformer.spec.parts import ModelSpec
@@ -40,12 +43,14 @@ def unlike(ours: ModelSpec, theirs: ModelSpec) -> list[str]:
     return [str(difference) for difference in differences(evaluated(ours), evaluated(theirs))]
 
 
-def opened(model: Model, folder: Path, hf: nn.Module, kind: type | None = None) -> nn.Module:
+def opened(
+    model: Model, folder: Path, hf: nn.Module, kind: type | None = None, families: Sequence[Published] = FAMILIES
+) -> nn.Module:
     """What `transformers` makes of the model as this package writes it; fails where it misses or ignores a tensor.
 
     `kind`: their class, that of `hf` where it is not given.
     """
-    config, reading = write_config(model.spec)
+    config, reading = write_config(model.spec, families)
     folder.mkdir()
     save_folder(folder, model, reading, config)
     with wide():

@@ -84,5 +84,5 @@ def test_an_unknown_setting_is_refused_by_name(case, tmp_path):
 
 
 @pytest.mark.parametrize(("family", "preset"), [(f, name) for f in FAMILIES for name in f.presets])
-def test_a_shipped_recipe_of_a_published_model_has_its_configuration(family, preset):
+def test_a_shipped_recipe_of_a_published_model_is_said_by_its_family(family, preset):
     assert write_config(load_spec(preset))[1].family is family

@@ -10,7 +10,6 @@ from kin import OLMO
 from pairs import ids, pair
 
 from anyformer.families import FAMILIES
-from anyformer.weights import config as rules
 from anyformer.weights.hf import load_model
 
 PAGE = (Path(__file__).parents[2] / "docs" / "families.md").read_text(encoding="utf-8")
@@ -44,11 +43,10 @@ def test_the_page_s_family_reads_a_published_model_with_equal_logits(family, tmp
     both.close(both.theirs(tokens).logits, model(tokens).detach())
 
 
-def test_the_page_s_family_writes_what_transformers_opens(family, tmp_path, monkeypatch):
+def test_the_page_s_family_writes_what_transformers_opens(family, tmp_path):
     both = pair(OLMO)
     _, model = load_model(written(OLMO, tmp_path / "theirs"), torch.float64, torch.device("cpu"), (family,))
-    monkeypatch.setattr(rules.write_config, "__defaults__", ((family,),))
-    again = opened(model, tmp_path / "ours", both.hf)
+    again = opened(model, tmp_path / "ours", both.hf, families=(family,))
     before, after = both.hf.state_dict(), again.state_dict()
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)

@@ -191,7 +191,7 @@ def test_a_configuration_of_other_sizes_is_told_by_the_first_tensor_that_does_no
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"model_type": "lama"}, "`llama`, perhaps"),
+        ({"model_type": "lama"}, "did you mean `llama`?"),
         ({"model_type": "mamba"}, "docs/families.md"),
         ({"model_type": None}, "names no model type"),
         ({"model_type": 7}, "model_type = 7"),

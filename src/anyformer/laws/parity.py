@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.errors import UserError
-from anyformer.laws.draw import Draw, by_length, dtype_of, longest, rows, wide
+from anyformer.laws.draw import Draw, by_length, dtype_of, longest, outputs, rows, wide
 from anyformer.laws.result import Findings, Result, exempt
 from anyformer.nn.model import Model
 from anyformer.weights.config import Reading, write_config
@@ -104,7 +104,7 @@ def _compared(draw: Draw, peer: nn.Module) -> Iterator[Result]:
     _avoid(inputs, peer, spec.vocab_size)
     theirs = torch.cat([_theirs(peer, rows(inputs, slice(row, row + 1))) for row in range(3)])
     whole = Findings(NAMES[1], tolerance)
-    whole.near(_ours(model, inputs), theirs, f"rows of {length} tokens")
+    whole.near(outputs(model, inputs), theirs, f"rows of {length} tokens")
     yield whole.result("a whole pass, row by row there")
     yield _padded(draw, peer, inputs, tolerance)
     if draw.stack is not spec.decoder or theirs.dim() < 3:
@@ -118,7 +118,7 @@ def _compared(draw: Draw, peer: nn.Module) -> Iterator[Result]:
         part = {name: x if name == "source" else x[:, start:stop] for name, x in inputs.items()}
         if start:
             part.pop("source", None)
-        parts.append(_ours(model, part, cache=cache))
+        parts.append(outputs(model, part, cache=cache))
     cached.near(torch.cat(parts, 1), theirs, f"{first} tokens, then one at a time")
     yield cached.result("a prefill and single steps against their whole pass")
 
@@ -131,7 +131,7 @@ def _padded(draw: Draw, peer: nn.Module, inputs: dict[str, Any], tolerance: floa
     for side in ("left", "right"):
         places = torch.arange(length)
         real = torch.stack([places < n if side == "right" else places >= length - n for n in lengths])
-        out = _ours(draw.model, inputs, padding=real)
+        out = outputs(draw.model, inputs, padding=real)
         for row, n in enumerate(lengths):
             alone = rows(inputs, slice(row, row + 1))
             alone = {name: x if name == "source" else x[:, real[row]] for name, x in alone.items()}
@@ -149,11 +149,6 @@ def _avoid(inputs: dict[str, Any], peer: Any, n_ids: int) -> None:
     for name in ("tokens", "source"):
         if name in inputs and free:
             inputs[name] = torch.tensor(free)[inputs[name] % len(free)]
-
-
-def _ours(model: Model, inputs: dict[str, Any], **more: Any) -> Tensor:
-    scores: Tensor = (model.hidden if model.head is None else model)(**inputs, **more)
-    return scores
 
 
 def _theirs(peer: nn.Module, inputs: dict[str, Any]) -> Tensor:

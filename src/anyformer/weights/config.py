@@ -100,13 +100,13 @@ def _family_of(table: dict[str, Any], where: object, families: Sequence[Family])
     known = [family for family in families if family.model_type == model_type]
     if not known:
         near = did_you_mean(model_type, types) if isinstance(model_type, str) else None
-        likely = f"one like `{near}`, perhaps" if near else ", ".join(types)
-        remedy = "a family is one file of rules: docs/families.md shows how to add one"
+        remedy = f"did you mean `{near}`? " if near else ""
+        remedy += "another family of Transformers is one file of rules: docs/families.md shows how to add one"
         raise UserError(
             "no family of this model type is known" if model_type else "the configuration names no model type",
             where=where,
             got=f"model_type = {model_type!r}",
-            expected=None if str(model_type) in REMEDIES else likely,
+            expected=None if str(model_type) in REMEDIES else ", ".join(types),
             remedy=REMEDIES.get(str(model_type), remedy),
         )
     fitting = [family for family in known if _suits(family, table)]
