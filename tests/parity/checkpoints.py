@@ -1,13 +1,14 @@
 """Published models written to a folder by `transformers`, and what becomes of them in both directions."""
 
+import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from pairs import Family, pair, wide
+from pairs import Family, Pair, pair, wide
 from torch import nn
 
 from anyformer.families import FAMILIES
@@ -68,3 +69,28 @@ def greedy(hf: Any, tokens: torch.Tensor, real: torch.Tensor, n: int, **more: An
     """Their own greedy continuation of left-padded prompts; `more` goes to `GenerationConfig`."""
     settings = transformers.GenerationConfig(max_new_tokens=n, do_sample=False, pad_token_id=0, **more)
     return hf.generate(tokens, attention_mask=real.long(), generation_config=settings)[:, tokens.shape[1] :]
+
+
+_MADE: dict[str, nn.Module] = {}
+
+
+def both(make: Callable[..., nn.Module], case: tuple[str, dict[str, Any]], folder: Path) -> Pair:
+    """Theirs in float64, made once of a class's name and settings, and what is read of its folder."""
+    key = json.dumps(case)
+    with wide():
+        if key not in _MADE:
+            name, settings = json.loads(key)
+            _MADE[key] = make(name, **settings)
+        _MADE[key].save_pretrained(folder)
+    our = load_model(folder, torch.float64, torch.device("cpu"))[1]
+    return Pair(Family(case[0], "", case[0], "", {}, {}, []), _MADE[key], our)
+
+
+def result(pair: Pair, tokens: torch.Tensor, real: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What either gives: scores, or the output of the body."""
+    out = pair.theirs(tokens, real)
+    if "start_logits" in out:
+        return torch.stack([out.start_logits, out.end_logits], -1), pair.our(tokens, padding=real).detach()
+    if "logits" in out:
+        return out.logits, pair.our(tokens, padding=real).detach()
+    return out.last_hidden_state, pair.our.hidden(tokens, padding=real).detach()

@@ -1,16 +1,14 @@
 """LLaMA and its kin: every class and kind that their configurations can say, in both directions."""
 
 import copy
-import json
-from functools import cache
 
 import pytest
 import torch
 import transformers
-from checkpoints import greedy, opened, written
+from checkpoints import both, greedy, opened, result, written
 from dense import DENSE, DYNAMIC, LONGROPE, PHI3, SIZES
 from maps import from_halves, scattered
-from pairs import Family, Pair, ids, padded, pair, wide
+from pairs import Pair, ids, padded, pair
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -110,35 +108,10 @@ def theirs(name: str, **settings) -> torch.nn.Module:
     return scattered(model(config).eval())
 
 
-@cache
-def _wide(key: str) -> torch.nn.Module:
-    with wide():
-        return theirs(*json.loads(key)[:1], **json.loads(key)[1])
-
-
-def both(case, folder) -> Pair:
-    """Theirs in float64, and what is read of its folder."""
-    hf = _wide(json.dumps(case))
-    with wide():
-        hf.save_pretrained(folder)
-    our = load_model(folder, torch.float64, CPU)[1]
-    return Pair(Family(case[0], "", case[0], "", {}, {}, []), hf, our)
-
-
-def result(pair: Pair, tokens, real):
-    """What either gives: scores, or the output of the body."""
-    out = pair.theirs(tokens, real)
-    if "start_logits" in out:
-        return torch.stack([out.start_logits, out.end_logits], -1), pair.our(tokens, padding=real).detach()
-    if "logits" in out:
-        return out.logits, pair.our(tokens, padding=real).detach()
-    return out.last_hidden_state, pair.our.hidden(tokens, padding=real).detach()
-
-
 @pytest.mark.parametrize("case", CASES, ids=case_name)
 def test_every_kind_gives_their_numbers_and_goes_back(case, tmp_path):
     """B51, B55. Padded rows past the windows, and every tensor back in its place."""
-    pair = both(case, tmp_path / "theirs")
+    pair = both(theirs, case, tmp_path / "theirs")
     real = padded([19, 7], "left")
     tokens = ids(2, 19, 37).masked_fill(~real, 0)
     before, ours = result(pair, tokens, real)
@@ -192,7 +165,7 @@ def test_in_float32_logits_and_greedy_continuation_are_theirs(case, tmp_path):
 def test_heads_wider_than_their_share_of_the_width(name, tmp_path):
     """B52. Shapes, the table's pairs and the scale follow head_dim, which the written configuration names."""
     sizes = {"hidden_size": 80, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
-    pair = both((f"{name}ForCausalLM", {**BASES[name], **sizes}), tmp_path / "theirs")
+    pair = both(theirs, (f"{name}ForCausalLM", {**BASES[name], **sizes}), tmp_path / "theirs")
     attention, spec = pair.our.decoder.blocks[0].attention, pair.our.spec.decoder.blocks[0].attention
     assert (attention.q.weight.shape, attention.out.weight.shape) == ((128, 80), (80, 128))
     assert (spec.scale, spec.position.width(spec.d_head)) == (32**-0.5, 32)
@@ -208,7 +181,7 @@ def test_heads_wider_than_their_share_of_the_width(name, tmp_path):
 def test_norms_of_queries_and_keys(name, shape, tmp_path):
     """B50. Over a head after the split, or over the projection before it; stored keys are normed, four heads on two."""
     sizes = {"num_attention_heads": 4, "num_key_value_heads": 2}
-    pair = both((f"{name}ForCausalLM", {**BASES[name], **sizes}), tmp_path)
+    pair = both(theirs, (f"{name}ForCausalLM", {**BASES[name], **sizes}), tmp_path)
     norm = pair.our.decoder.blocks[0].attention.q_norm.norm.weight
     assert norm.shape == shape
     assert norm.std() > 0.1
@@ -222,7 +195,7 @@ def test_norms_of_queries_and_keys(name, shape, tmp_path):
 
 def test_biases_of_qwen2_are_on_queries_keys_and_values_alone(tmp_path):
     """B51. And a file with one that the configuration does not have is refused."""
-    pair = both(("Qwen2ForCausalLM", BASES["Qwen2"]), tmp_path)
+    pair = both(theirs, ("Qwen2ForCausalLM", BASES["Qwen2"]), tmp_path)
     biased = {name.split(".")[-2] for name in pair.our.state_dict() if name.endswith("bias")}
     assert biased == {"q", "k", "v"}
     file = tmp_path / "model.safetensors"
@@ -255,7 +228,7 @@ def test_interleaved_rotary_of_metas_layout_is_theirs_in_halves(tmp_path):
 @pytest.mark.parametrize("name", ["Llama", "Gemma", "Phi3"])
 def test_a_tied_table_is_written_as_the_embedding(name, tmp_path):
     """Older versions of theirs and other readers look for it there."""
-    pair = both((f"{name}ForCausalLM", {**BASES[name], "tie_word_embeddings": True}), tmp_path / "theirs")
+    pair = both(theirs, (f"{name}ForCausalLM", {**BASES[name], "tie_word_embeddings": True}), tmp_path / "theirs")
     opened(pair.our, tmp_path / "ours", pair.hf, getattr(transformers, write_config(pair.our.spec)[1].model))
     with safe_open(tmp_path / "ours" / "model.safetensors", "pt") as file:
         names = set(file.keys())
@@ -265,7 +238,7 @@ def test_a_tied_table_is_written_as_the_embedding(name, tmp_path):
 
 def test_files_with_tables_of_angles_and_without_the_body_s_prefix(tmp_path):
     """As the first LLaMA's and Qwen3-Embedding's are."""
-    pair = both(("Qwen3ForCausalLM", {**BASES["Qwen3"], "tie_word_embeddings": True}), tmp_path)
+    pair = both(theirs, ("Qwen3ForCausalLM", {**BASES["Qwen3"], "tie_word_embeddings": True}), tmp_path)
     file = tmp_path / "model.safetensors"
     bare = {name.removeprefix("model."): value for name, value in load_file(file).items() if name != "lm_head.weight"}
     angles = {f"layers.{i}.self_attn.rotary_emb.inv_freq": torch.ones(5) for i in range(2)}

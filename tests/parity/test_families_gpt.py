@@ -2,14 +2,13 @@
 
 import copy
 import json
-from functools import cache
 
 import pytest
 import torch
 import transformers
-from checkpoints import greedy, opened, unlike
+from checkpoints import both, greedy, opened, result, unlike
 from maps import scattered
-from pairs import Family, Pair, ids, padded, wide
+from pairs import Family, Pair, ids, padded
 from safetensors.torch import load_file, save_file
 
 from anyformer.errors import UserError
@@ -120,35 +119,10 @@ def theirs(name: str, **settings) -> torch.nn.Module:
     return scattered(model(config).eval())
 
 
-@cache
-def _wide(key: str) -> torch.nn.Module:
-    with wide():
-        return theirs(*json.loads(key)[:1], **json.loads(key)[1])
-
-
-def both(case, folder) -> Pair:
-    """Theirs in float64, and what is read of its folder."""
-    hf = _wide(json.dumps(case))
-    with wide():
-        hf.save_pretrained(folder)
-    our = load_model(folder, torch.float64, CPU)[1]
-    return Pair(Family(case[0], "", case[0], "", {}, {}, []), hf, our)
-
-
-def result(pair: Pair, tokens, real):
-    """What either gives: scores, or the output of the body."""
-    out = pair.theirs(tokens, real)
-    if "start_logits" in out:
-        return torch.stack([out.start_logits, out.end_logits], -1), pair.our(tokens, padding=real).detach()
-    if "logits" in out:
-        return out.logits, pair.our(tokens, padding=real).detach()
-    return out.last_hidden_state, pair.our.hidden(tokens, padding=real).detach()
-
-
 @pytest.mark.parametrize("case", CASES, ids=case_name)
 def test_every_kind_gives_their_numbers_and_goes_back(case, tmp_path):
     """B55. Fused and transposed matrices, branches side by side: padded rows, and every tensor back in its place."""
-    pair = both(case, tmp_path / "theirs")
+    pair = both(theirs, case, tmp_path / "theirs")
     real = padded([19, 7], "left")
     tokens = ids(2, 19, 37).masked_fill(~real, 0)
     if "rope_parameters" in case[1] and case[1]["rope_parameters"]["rope_type"] == "dynamic":
@@ -176,7 +150,7 @@ def test_slopes_of_falcon_are_theirs_before_they_round_them(tmp_path, monkeypatc
     falcon, bloom = transformers.models.falcon.modeling_falcon, transformers.models.bloom.modeling_bloom
     monkeypatch.setattr(falcon, "build_alibi_tensor", bloom.build_alibi_tensor)
     case = ("FalconForCausalLM", {**FALCON, "alibi": True, "num_attention_heads": 12})
-    pair = both(case, tmp_path)
+    pair = both(theirs, case, tmp_path)
     tokens = ids(1, 300, 37)
     wanted = pair.theirs(tokens).logits
     assert (pair.our(tokens).detach() - wanted).abs().max() < 1e-8 * wanted.abs().max()  # Slopes in float32.

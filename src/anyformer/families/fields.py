@@ -231,7 +231,7 @@ class Windows:
     """A window of some layers: `sliding_window`, and `layer_types`, or a rule where a configuration has none.
 
     Args:
-        rule: which layers have the window without `layer_types`: "all", "none", every one but each n-th ("pattern",
+        rule: which layers have the window without `layer_types`: "all", every one but each n-th ("pattern",
             n = the key `pattern` or its default), those from the key `after` on, or of those before it every other one
             from the first on ("before").
         switch: a key that turns windows off, and its default.
