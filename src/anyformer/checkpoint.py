@@ -1,14 +1,15 @@
 """A model with its specification and its tokenizer, as one thing to load, save and use.
 
 A checkpoint folder holds `spec.json`, `model.safetensors` and the tokenizer's files; a published one holds
-`config.json` in place of `spec.json`. Nothing in either is ever unpickled. A run folder given as a checkpoint means its
-best.
+`config.json` in place of `spec.json`; a GGUF file holds all of it. Nothing in any is ever unpickled. A run folder given
+as a checkpoint means its best.
 """
 
 import json
 import os
 import re
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -19,24 +20,33 @@ from torch import Tensor
 
 from anyformer.errors import UserError
 from anyformer.families import FAMILIES, Family
-from anyformer.files import atomic_folder, write_text
+from anyformer.files import atomic_file, atomic_folder, write_text
 from anyformer.infer.embed import Embedding, embed
 from anyformer.infer.generation import GENERATION_FILE, UNSAID, Generation
 from anyformer.nn.model import Model
-from anyformer.spec.folder import PUBLISHED_FILE, SPEC_FILE, is_published, resolve, strangers
+from anyformer.nn.quantised import dequantised_state
+from anyformer.spec.folder import GGUF, PUBLISHED_FILE, SPEC_FILE, is_gguf, is_published, resolve, strangers
 from anyformer.spec.parts import ModelSpec
 from anyformer.spec.problems import did_you_mean
 from anyformer.spec.stored import from_json
 from anyformer.text import Tokenizer
+from anyformer.text.gguf import read_tokenizer, tokenizer_metadata
 from anyformer.weights.config import read_object, write_config
 from anyformer.weights.dtypes import dtype_of, name_of
+from anyformer.weights.gguf.load import load_gguf
+from anyformer.weights.gguf.placement import Placed, table
+from anyformer.weights.gguf.reading import write_place
+from anyformer.weights.gguf.save import require_kind, save_gguf
 from anyformer.weights.hf import load_model, save_folder
 from anyformer.weights.own import WEIGHTS_FILE, read_weights, write_weights
 
 if TYPE_CHECKING:
     from anyformer.infer import Completion
 
-FORMATS = ("anyformer", "hf")
+FORMATS = ("anyformer", "hf", "gguf")
+QUANTIZE = ("keep",)
+"""How weights may be held otherwise than as floats."""
+GGUF_FILE = "model.gguf"
 LABELS_FILE = "labels.json"
 _KNOWN_ELSEWHERE = {
     "max_length": "max_new_tokens",
@@ -59,6 +69,7 @@ class Checkpoint:
         generation: how replies begin and end, beside what the tokenizer says.
         embedding: how a sentence vector is made, None where the checkpoint does not say.
         labels: the names of a classifier's labels, in the order of its scores; none where they have no names.
+        placed: for a GGUF file, what became of each of its tensors.
     """
 
     spec: ModelSpec
@@ -67,6 +78,14 @@ class Checkpoint:
     generation: Generation = UNSAID
     embedding: Embedding | None = None
     labels: tuple[str, ...] = ()
+    placed: tuple[Placed, ...] = ()
+
+    def explain(self) -> str:
+        """Which tensors are held how, their bytes in memory, and which attention backend each layer takes."""
+        held = table(self.placed) if self.placed else _held(self.model)
+        backends = Counter((choice.backend, choice.why) for choice in self.model.explain())
+        lines = [f"{backend}, {n} layers: {why}" for (backend, why), n in backends.items()]
+        return "\n".join([held, "", "attention of a whole context", *lines])
 
     def generate(
         self,
@@ -126,23 +145,38 @@ class Checkpoint:
         how = self.embedding or Embedding()
         return embed(self.model, self.tokenizer, texts, how, batch_size=batch_size, prompt=prompt)
 
-    def save(self, folder: str | Path, format: str = "anyformer", families: Sequence[Family] = ()) -> Path:
+    def save(
+        self,
+        folder: str | Path,
+        format: str = "anyformer",
+        families: Sequence[Family] = (),
+        quantize: str | None = None,
+    ) -> Path:
         """Writes the checkpoint to `folder`, whole or not at all.
 
         A checkpoint that is there is replaced; a file or a folder of other things is never touched.
 
         Args:
-            folder: where to.
-            format: "anyformer", or "hf" for the form of Hugging Face, which a published family's specification has.
+            folder: where to. For "gguf" a name that ends so is the file; otherwise it is a folder, in which the file is
+                called model.gguf.
+            format: "anyformer"; "hf" for the form of Hugging Face, which a published family's specification has; "gguf"
+                for the form of llama.cpp, which has fewer.
             families: further families beside the package's own, looked through after them.
+            quantize: for "gguf", the type of matrices: "f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0" or "q5_1";
+                without one, that of the model.
 
         Raises:
-            UserError: a place that is taken by something else or cannot be written to; "hf" for a specification that
-                no published family can say, with the nearest one and the first part that it cannot say.
+            UserError: a place that is taken by something else or cannot be written to; a specification that the format
+                cannot say, with the nearest that it can and the first part that it cannot say.
         """
         if format not in FORMATS:
-            raise UserError("unknown checkpoint format", got=format, expected=" or ".join(FORMATS))
+            raise UserError("unknown checkpoint format", got=format, expected=", ".join(FORMATS))
         path = Path(folder)
+        if format == "gguf":
+            return self._save_gguf(path, quantize)
+        if quantize is not None:
+            remedy = 'format="gguf" has quantised types'
+            raise UserError("this format is not written quantised", where="quantize", got=quantize, remedy=remedy)
         _require_free(path)
         published = write_config(self.spec, (*FAMILIES, *families)) if format == "hf" else None
         with atomic_folder(path) as partial:
@@ -164,6 +198,29 @@ class Checkpoint:
                 replace(self.embedding, d_model=stack.d_model).write(partial)
         return path
 
+    def _save_gguf(self, path: Path, quantize: str | None) -> Path:
+        kind = require_kind(quantize or _GGUF_KINDS[name_of(_dtype(self.model))])
+        place = write_place(self.spec)
+        metadata: dict[str, Any] = {"tokenizer.ggml.model": "none"}
+        if self.tokenizer is not None:
+            metadata = tokenizer_metadata(self.tokenizer, self.spec.vocab_size)
+        state = dequantised_state(self.model)
+        if path.suffix.lower() == GGUF:
+            if os.path.lexists(path) and not is_gguf(path):
+                raise UserError("there is something else than a GGUF file", where=path, remedy="choose another name")
+            with atomic_file(path) as partial:
+                save_gguf(partial, place, state, kind, metadata, path.stem)
+            return path
+        if os.path.lexists(path):
+            others = [each.name for each in path.iterdir() if each.name != GGUF_FILE] if path.is_dir() else [path.name]
+            if others:
+                remedy = "choose a new folder, or a file name that ends in .gguf"
+                got = ", ".join(sorted(others)[:5])
+                raise UserError("there are other things, which saving would remove", where=path, got=got, remedy=remedy)
+        with atomic_folder(path) as folder:
+            save_gguf(folder / GGUF_FILE, place, state, kind, metadata, path.name)
+        return path
+
     def _eos_ids(self) -> tuple[int, ...]:
         """Every id that ends a reply."""
         own = () if self.tokenizer is None else self.tokenizer.eos_ids
@@ -171,7 +228,7 @@ class Checkpoint:
 
     def _beside(self, config: dict[str, Any]) -> dict[str, Any]:
         """A published configuration with what it says beside the specification: ids of special tokens, the dtype."""
-        more: dict[str, Any] = {"torch_dtype": name_of(next(self.model.parameters()).dtype)}
+        more: dict[str, Any] = {"torch_dtype": name_of(_dtype(self.model))}
         more |= {
             name: i for name in ("bos_token_id", "pad_token_id") if isinstance(i := self.generation.rest.get(name), int)
         }
@@ -189,6 +246,27 @@ class Checkpoint:
         if self.generation.start:
             more["decoder_start_token_id"] = self.generation.start[0]
         return {**more, **{key: value for key, value in config.items() if value is not None or key not in more}}
+
+
+_GGUF_KINDS = {"float32": "f32", "float64": "f32", "float16": "f16", "bfloat16": "bf16"}
+
+
+def _dtype(model: torch.nn.Module) -> torch.dtype:
+    """The type of a model's floats."""
+    return next(value.dtype for value in model.parameters() if value.is_floating_point())
+
+
+def _held(model: torch.nn.Module) -> str:
+    """Numbers and bytes of a model's tensors, by their type."""
+    groups: dict[torch.dtype, list[Tensor]] = {}
+    for value in model.state_dict().values():
+        groups.setdefault(value.dtype, []).append(value)
+    lines = [f"{'held as':<10} {'tensors':>7} {'numbers':>15} {'MiB':>9}"]
+    for dtype, values in groups.items():
+        numbers = sum(value.numel() for value in values)
+        size = numbers * dtype.itemsize / 2**20
+        lines.append(f"{name_of(dtype):<10} {len(values):>7,} {numbers:>15,} {size:>9,.1f}")
+    return "\n".join(lines)
 
 
 def _require_free(path: Path) -> None:
@@ -238,17 +316,18 @@ def load(
     quantize: str | None = None,
     families: Sequence[Family] = (),
 ) -> Checkpoint:
-    """Loads a checkpoint: ours, a run folder's best, or a published one of Hugging Face.
+    """Loads a checkpoint: ours, a run folder's best, a published one of Hugging Face, or a GGUF file.
 
     Weights that are stored in the wanted type stay mapped from their file and are read when they are used; the file
     should not be written to meanwhile (`save` replaces it, which does no harm).
 
     Args:
-        path: the folder.
+        path: the folder or file.
         dtype: of the weights in memory: "float32", "bfloat16", "float16" or "float64"; "stored" or None keeps that of
-            the file.
+            the file, float32 for quantised ones.
         device: where the model goes: "cpu", "cuda", "cuda:N", or "auto" for CUDA where it is there.
-        quantize: None; quantised loading comes with the formats that need it.
+        quantize: None makes floats of quantised weights. "keep" leaves each matrix in the file's own quantised values
+            where this machine has a product for them; `explain` says which.
         families: further families of published models beside the package's own, looked through first.
 
     Raises:
@@ -256,10 +335,13 @@ def load(
             version; a model type or setting that no family has; tensors that the specification does not have, lacks,
             or shapes otherwise.
     """
-    if quantize is not None:
-        raise UserError("quantised loading is not available", where="quantize", got=quantize, expected="None")
+    if quantize is not None and quantize not in QUANTIZE:
+        expected = f"None or {' or '.join(map(repr, QUANTIZE))}"
+        raise UserError("weights cannot be held so", where="quantize", got=quantize, expected=expected)
     wanted, place = dtype_of(dtype), device_of(device)
     folder = resolve(path)
+    if is_gguf(folder):
+        return _load_gguf(folder, wanted, place, quantize)
     tokenizer = Tokenizer.load(folder) if (folder / "tokenizer.json").exists() else None
     if tokenizer is None:
         _warn_of_other_tokenizers(folder)
@@ -274,6 +356,17 @@ def load(
         raise UserError(f"cannot read the specification: {error}", where=spec_file) from None
     model = read_weights(folder / WEIGHTS_FILE, spec, dtype=wanted, device=place, mapped=True)
     return Checkpoint(spec, model, tokenizer, generation, embedding, _labels(folder, spec))
+
+
+def _load_gguf(file: Path, dtype: torch.dtype | None, device: torch.device, quantize: str | None) -> Checkpoint:
+    loaded = load_gguf(file, dtype, device, quantize)
+    kind = loaded.metadata.get("tokenizer.ggml.model")
+    tokenizer = None if kind in (None, "none", "no_vocab") else read_tokenizer(loaded.metadata, file)
+    rows = loaded.model.spec.vocab_size
+    if tokenizer is not None and tokenizer.vocab_size > rows:
+        what = "the tokenizer has more tokens than the model has rows"
+        raise UserError(what, where=file, got=f"{tokenizer.vocab_size} tokens", expected=f"at most {rows}")
+    return Checkpoint(loaded.model.spec, loaded.model, tokenizer, placed=tuple(loaded.placed))
 
 
 _OTHER_TOKENIZERS = ("tokenizer.model", "spiece.model", "source.spm", "vocab.json", "vocab.txt", "merges.txt")

@@ -14,11 +14,13 @@ from anyformer.cli.sampling import (
     Device,
     MaxNewTokens,
     MinP,
+    Quantize,
     RepetitionPenalty,
     Stop,
     Temperature,
     TopK,
     TopP,
+    quantize_of,
     sampling_of,
 )
 from anyformer.errors import UserError
@@ -130,7 +132,8 @@ def _lines(console: "Console") -> Iterator[str]:
 
 def chat(
     checkpoint: Annotated[
-        Path, typer.Argument(metavar="CHECKPOINT", help="A checkpoint or run folder.", show_default=False)
+        Path,
+        typer.Argument(metavar="CHECKPOINT", help="A checkpoint or run folder, or a GGUF file.", show_default=False),
     ],
     system: Annotated[
         str | None,
@@ -145,6 +148,7 @@ def chat(
     seed: Annotated[int, typer.Option(help="Of the first reply; each later one takes the next.")] = 0,
     stop: Stop = None,
     device: Device = "auto",
+    quantize: Quantize = "keep",
 ) -> None:
     """Talk with a checkpoint.
 
@@ -167,7 +171,7 @@ def chat(
         stop=stop,
     )
     console = Console(stderr=True, highlight=False)
-    loaded = load(checkpoint, device=device_of(device, where="--device"))
+    loaded = load(checkpoint, device=device_of(device, where="--device"), quantize=quantize_of(quantize))
     if loaded.tokenizer is None:
         raise UserError("a chat needs a tokenizer, and this checkpoint has none", where=checkpoint)
     conversation = Conversation(loaded.tokenizer, decoder_of(loaded.spec).max_positions, max_new_tokens, system)

@@ -11,36 +11,55 @@ from anyformer.errors import UserError
 def convert(
     source: Annotated[
         Path,
-        typer.Argument(metavar="SRC", help="A checkpoint, a run folder, or a Hugging Face folder.", show_default=False),
+        typer.Argument(
+            metavar="SRC", help="A checkpoint, a run folder, a Hugging Face folder, or a GGUF file.", show_default=False
+        ),
     ],
-    target: Annotated[Path, typer.Argument(metavar="DST", help="The folder to write.", show_default=False)],
-    to: Annotated[str, typer.Option(help="anyformer or hf.", show_default=False)],
+    target: Annotated[
+        Path, typer.Argument(metavar="DST", help="The folder to write; for gguf also a file.", show_default=False)
+    ],
+    to: Annotated[str, typer.Option(help="anyformer, hf or gguf.", show_default=False)],
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, float64, or stored: as they are.")] = "stored",
+    quantize: Annotated[
+        str | None,
+        typer.Option(help="gguf's type of matrices: f32, f16, bf16, q8_0, q4_0 …", show_default="as they are"),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a checkpoint that is there.")] = False,
 ) -> None:
-    """Write a checkpoint in another form: ours, or that of Hugging Face.
+    """Write a checkpoint in another form: ours, that of Hugging Face, or that of llama.cpp.
 
-    The Hugging Face form opens in transformers with equal logits. It exists for what a published family can say; for
-    anything else the message names the nearest family and what it cannot say.
+    The Hugging Face form opens in transformers and the GGUF form in llama.cpp, with equal logits. Either exists for
+    what its families can say; for anything else the message names the nearest and what it cannot say.
     """
     from rich.console import Console
 
     from anyformer.checkpoint import FORMATS, load
-    from anyformer.weights.config import CONFIG_FILE, read_object, write_config
+    from anyformer.weights.config import write_config
+    from anyformer.weights.gguf.reading import write_place
     from anyformer.weights.source import load_spec
 
     if to not in FORMATS:
-        raise UserError("there is no such form", where="--to", got=to, expected=" or ".join(FORMATS))
+        raise UserError("there is no such form", where="--to", got=to, expected=", ".join(FORMATS))
+    if quantize is not None and to != "gguf":
+        raise UserError("only gguf is written quantised", where="--quantize", got=quantize, remedy="--to gguf")
     if target.exists() and not force:
         remedy = "choose another name, or --force to replace a checkpoint"
         raise UserError("there is something of this name already", where=target, remedy=remedy)
-    if to == "hf":  # Said before gigabytes are read.
-        write_config(load_spec(source))
+    if to != "anyformer":  # Said before gigabytes are read.
+        (write_config if to == "hf" else write_place)(load_spec(source))
     console = Console(stderr=True, highlight=False)
     with console.status(f"reading {source}") as shown:
         checkpoint = load(source, dtype=dtype)
         shown.update(f"writing {target}")
-        checkpoint.save(target, format=to)
-    size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
-    kind = read_object(target / CONFIG_FILE)["architectures"][0] if to == "hf" else "anyformer"
-    typer.echo(f"{target}: {kind}, {len(list(target.iterdir()))} files, {size / 1e6:,.1f} MB", err=True)
+        checkpoint.save(target, format=to, quantize=quantize)
+    typer.echo(f"{target}: {_written(target, to)}", err=True)
+
+
+def _written(target: Path, to: str) -> str:
+    """What was written: of which kind, in how many files, how large."""
+    from anyformer.weights.config import CONFIG_FILE, read_object
+
+    files = [file for file in target.rglob("*") if file.is_file()] if target.is_dir() else [target]
+    kind = read_object(target / CONFIG_FILE)["architectures"][0] if to == "hf" else to
+    size = sum(file.stat().st_size for file in files)
+    return f"{kind}, {len(files)} {'file' if len(files) == 1 else 'files'}, {size / 1e6:,.1f} MB"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from anyformer.cli.sampling import Device, Quantize, quantize_of
 from anyformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def _bar(n_bytes: int) -> Iterator[Callable[[int], None]]:
 
 
 def evaluate(
-    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint or run folder.", show_default=False)],
+    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint or run folder, or a GGUF file.", show_default=False)],
     text: Annotated[
         list[str],
         typer.Option(
@@ -45,7 +46,8 @@ def evaluate(
         int | None, typer.Option(help="How far windows are apart.", min=1, show_default="half the context")
     ] = None,
     batch: Annotated[int, typer.Option(help="Windows at a time.", min=1)] = 8,
-    device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
+    device: Device = "auto",
+    quantize: Quantize = "keep",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Loss, perplexity and bits per byte of text, each token scored once.
@@ -58,7 +60,7 @@ def evaluate(
     from anyformer.train.evaluate import score_texts
 
     documents = list_documents(text).documents
-    loaded = load(checkpoint, device=device_of(device, where="--device"))
+    loaded = load(checkpoint, device=device_of(device, where="--device"), quantize=quantize_of(quantize))
     if loaded.tokenizer is None:
         raise UserError("this checkpoint has no tokenizer to read a text with", where=checkpoint)
     limit = decoder_of(loaded.spec).max_positions

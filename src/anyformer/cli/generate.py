@@ -11,11 +11,13 @@ from anyformer.cli.sampling import (
     Device,
     MaxNewTokens,
     MinP,
+    Quantize,
     RepetitionPenalty,
     Stop,
     Temperature,
     TopK,
     TopP,
+    quantize_of,
     sampling_of,
 )
 from anyformer.errors import UserError
@@ -49,7 +51,8 @@ def _read_prompt(prompt: str) -> str:
 
 def generate(
     checkpoint: Annotated[
-        Path, typer.Argument(metavar="CHECKPOINT", help="A checkpoint or run folder.", show_default=False)
+        Path,
+        typer.Argument(metavar="CHECKPOINT", help="A checkpoint or run folder, or a GGUF file.", show_default=False),
     ],
     prompt: Annotated[
         str, typer.Option(help="The text to continue; - reads standard input, as it is.", show_default=False)
@@ -63,6 +66,7 @@ def generate(
     seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
     stop: Stop = None,
     device: Device = "auto",
+    quantize: Quantize = "keep",
     stream: Annotated[
         bool, typer.Option("--stream/--no-stream", help="Print pieces as they come, or all at once.")
     ] = True,
@@ -86,7 +90,7 @@ def generate(
         stop=stop,
     )
     text = _read_prompt(prompt)
-    loaded = load(checkpoint, device=device_of(device, where="--device"))
+    loaded = load(checkpoint, device=device_of(device, where="--device"), quantize=quantize_of(quantize))
     completion = None
     for delta in infer.stream(loaded.model, loaded.tokenizer, text, sampling, loaded.generation):
         completion = delta.completion

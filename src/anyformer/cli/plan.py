@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from anyformer.cli.sampling import Quantize, quantize_of
 from anyformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ def plan(
         typer.Option("--set", metavar="KEY=VALUE", help="Change the recipe or run; may be repeated."),
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="Name the shipped recipes and runs.")] = False,
+    quantize: Quantize = "keep",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Parameters, FLOPs and memory of a model, from its specification alone.
@@ -103,6 +105,7 @@ def plan(
     """
     from anyformer.planning import largest_batch
     from anyformer.planning import plan as make_plan
+    from anyformer.spec.folder import is_gguf
 
     if list_:
         names = shipped()
@@ -118,12 +121,27 @@ def plan(
     made = make_plan(loaded, batch=rows, **lengths, prefix=prefix, dtype=dtype, optimizer=optimizer)
     made = replace(made, facts={**made.facts, **usual.facts})
     table, text = made.to_dict(), made.table()
+    if is_gguf(Path(spec)) and not set_:
+        table["tensors"], placed = _placed(spec, quantize_of(quantize), dtype)
+        text += f"\n\n{placed}"
     if memory is not None:
         fits = largest_batch(loaded, parse_bytes(memory), **lengths, dtype=dtype, optimizer=optimizer)
         table["largest_batch"] = {"memory": parse_bytes(memory), "rows": fits}
         text += f"\n\nin {memory} fit {fits:,} rows of {made.context:,} tokens"
         text += f" from {made.source:,}" if made.source else ""
     typer.echo(json.dumps(table, indent=1) if as_json else text)
+
+
+def _placed(source: str, quantize: str | None, dtype: str) -> tuple[list[dict[str, Any]], str]:
+    """What becomes of each tensor of a GGUF file in memory, as objects and as a table."""
+    from anyformer.weights.gguf.format import read_gguf
+    from anyformer.weights.gguf.placement import placements, table
+    from anyformer.weights.gguf.reading import matched, read_place
+
+    file = read_gguf(Path(source))
+    place = read_place(file)
+    placed = placements(place, file, matched(place, file).taken, quantize=quantize, dtype=dtype)
+    return [asdict(each) for each in placed], table(placed)
 
 
 class _Usual(NamedTuple):
@@ -137,8 +155,11 @@ class _Usual(NamedTuple):
 
 def _what(source: str, overrides: list[str]) -> "tuple[ModelSpec, _Usual]":
     """The model to plan, and what its run says of how it is trained."""
+    from anyformer.spec.folder import is_gguf
     from anyformer.weights.source import load_spec
 
+    if is_gguf(Path(source)):
+        return load_spec(source, overrides), _Usual(optimizer="none")
     if not is_run(source):
         return load_spec(source, overrides), _Usual()
     from anyformer.train.planned import expected_spec, planned

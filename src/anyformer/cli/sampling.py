@@ -4,6 +4,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from anyformer.errors import UserError
+
 if TYPE_CHECKING:
     from anyformer.infer import Sampling
 
@@ -23,6 +25,16 @@ Stop = Annotated[
     typer.Option(help="A text that ends a reply; may be given several times.", show_default="none"),
 ]
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto.")]
+Quantize = Annotated[
+    str, typer.Option(help="keep: weights that a file holds quantised stay so; none: they become float32.")
+]
+
+
+def quantize_of(word: str) -> str | None:
+    """What `--quantize` says to `load`. Raises `UserError`."""
+    if word not in ("keep", "none"):
+        raise UserError("weights cannot be held so", where="--quantize", got=word, expected="keep or none")
+    return None if word == "none" else word
 
 
 def sampling_of(

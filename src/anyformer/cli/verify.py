@@ -63,6 +63,7 @@ def verify(
     what = _described(model)
 
     from anyformer.laws.certificate import certify
+    from anyformer.laws.gguf import gguf
     from anyformer.laws.law import judge
     from anyformer.laws.parity import parity
 
@@ -73,7 +74,7 @@ def verify(
         results = judge(judged, laws=names, seed=seed, progress=progress)
         if compared:
             progress("parity")
-            results += parity(judged, seed)
+            results += [*parity(judged, seed), gguf(judged, seed)]
     certificate = certify(model, judged, results, seed)
     if as_json:
         typer.echo(certificate.to_json())
@@ -93,10 +94,10 @@ def verify(
 def _described(source: str) -> "ModelSpec | Path":
     """What to judge: a specification, or a checkpoint's folder. Raises `UserError` for what is neither."""
     from anyformer.spec import SpecError
-    from anyformer.spec.folder import resolve
+    from anyformer.spec.folder import is_gguf, resolve
     from anyformer.weights.source import load_spec
 
-    if Path(source).is_dir():
+    if Path(source).is_dir() or is_gguf(Path(source)):
         return resolve(source)
     try:
         return load_spec(source)

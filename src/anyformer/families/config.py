@@ -10,6 +10,15 @@ REQUIRED: Any = object()
 """The default of a key that must be there."""
 
 
+_SHOWN = 200
+
+
+def shown(value: object) -> str:
+    """A value for a message, its beginning where it is long."""
+    text = repr(value[:_SHOWN] if isinstance(value, str | list) else value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} …"
+
+
 class Config:
     """The tables of a configuration; `parent.key` names a key inside a table.
 
@@ -89,7 +98,7 @@ class Config:
     def refuse(self, key: str, got: object, expected: str, remedy: str | None = None) -> NoReturn:
         """Raises the `UserError` of a value that no specification has."""
         what = f"the configuration's `{key}` cannot be used"
-        raise UserError(what, where=self.where, got=f"{key} = {got!r}", expected=expected, remedy=remedy)
+        raise UserError(what, where=self.where, got=f"{key} = {shown(got)}", expected=expected, remedy=remedy)
 
     def finish(self, fixed: Mapping[str, Any], ignored: Iterable[str]) -> None:
         """Raises `UserError` for keys that nothing has read, unless their value is the known one or does not matter.
@@ -106,7 +115,7 @@ class Config:
             if key not in fixed:
                 what = f"the configuration's `{key}` is not known, and may change what the model computes"
                 remedy = "remove the key if it does not; if it does, no specification of this family says it yet"
-                raise UserError(what, where=self.where, got=f"{key} = {value!r}", remedy=remedy)
+                raise UserError(what, where=self.where, got=f"{key} = {shown(value)}", remedy=remedy)
             allowed = fixed[key] if isinstance(fixed[key], tuple) else (fixed[key],)
             if value not in allowed or (isinstance(value, bool) != isinstance(allowed[0], bool)):
                 self.refuse(key, value, " or ".join(repr(x) for x in allowed))

@@ -57,7 +57,30 @@ class Where:
     place: str
 
 
-Form = Joined | Interleaved | Stacked | Row | Twice | Otherwise | Where
+@dataclass(frozen=True)
+class Rotated:
+    """The rows of each head lie with the two halves that turn together side by side: 0, D/2, 1, D/2 + 1, …
+
+    `groups` is a field of the block's attention: "n_heads" or "n_kv_heads".
+    """
+
+    groups: str
+
+
+@dataclass(frozen=True)
+class Shifted:
+    """Theirs is ours plus 1. What 1 + w loses to rounding is lost, at most 2⁻²⁴ for |w| < 1 in float32."""
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Theirs is [heads, out, in] of ours [heads · out, in]; `transposed`: [heads, in, out]."""
+
+    groups: str
+    transposed: bool = False
+
+
+Form = Joined | Interleaved | Stacked | Row | Twice | Otherwise | Where | Rotated | Shifted | Heads
 Rule = tuple[str, str | tuple[str, ...]] | tuple[str, str | tuple[str, ...], Form]
 """Their name, ours (or several of ours), and how theirs is made of ours; the same tensor where that is not said.
 

@@ -78,7 +78,7 @@ def _gradients(model: Model, draw: Draw, inputs: dict[str, Any], seen: Tensor, f
     """A row of the batch for each output, so that one backward pass gives all gradients."""
     model = wide(model)
     length = seen.shape[0]
-    table = model.token_table(list(draw.spec.stacks)[-1])
+    table: Any = model.token_table(list(draw.spec.stacks)[-1])
     vectors = table[inputs["tokens"]].detach().repeat(length, 1, 1).requires_grad_()
     rest = {name: value.repeat_interleave(length, 0) for name, value in inputs.items() if name != "tokens"}
     out = states(model, {"embeddings": vectors, **rest})

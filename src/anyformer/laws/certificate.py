@@ -65,8 +65,8 @@ class Certificate:
         return json.dumps(self.to_dict(), indent=1, ensure_ascii=False)
 
     def write(self, folder: Path) -> Path:
-        """Puts it beside a checkpoint in `folder`, whole or not at all. Raises `UserError` where it cannot."""
-        path = folder / FILE
+        """Puts it into a checkpoint's folder or beside its file, whole or not at all; `UserError` where it cannot."""
+        path = folder / FILE if folder.is_dir() else folder.with_name(f"{folder.name}.{FILE}")
         write_text(path, self.to_json() + "\n")
         return path
 

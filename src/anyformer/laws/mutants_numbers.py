@@ -118,7 +118,8 @@ def _no_ring(before: Any) -> Any:
 def _head_copied(model: Model) -> Iterator[None]:
     """A tied head that has a copy of the table."""
     head: Any = model.head
-    head.weight = nn.Parameter(model.token_table("decoder").detach().clone())
+    table: Any = model.token_table("decoder")
+    head.weight = nn.Parameter(table.detach().clone())
     try:
         yield
     finally:

@@ -23,6 +23,7 @@ class Table(nn.Module):
     def __init__(self, n_rows: int, width: int, role: Role) -> None:
         super().__init__()
         self.roles: dict[str, Role] = {"weight": role}
+        self.keepable = role == "embedding"
         self.weight = nn.Parameter(torch.empty(n_rows, width))
 
     def forward(self, ids: Tensor) -> Tensor:

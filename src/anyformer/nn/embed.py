@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from anyformer.nn.attention import Table
 from anyformer.nn.layers import Linear, norm_layer
 from anyformer.nn.position import sinusoids
+from anyformer.nn.quantised import Quantised
 from anyformer.spec.parts import StackSpec
 from anyformer.spec.positions import Learned, Sinusoidal
 
@@ -25,7 +26,7 @@ class EmbedLayer(nn.Module):
         factor = embed.factor
         self.factor = None if factor is None else Linear(width, spec.d_model, bias=factor.bias, role="hidden")
 
-    def lookup(self, tokens: Tensor, table: Tensor | None = None) -> Tensor:
+    def lookup(self, tokens: Tensor, table: Tensor | Quantised | None = None) -> Tensor:
         """int64 [B, T] -> [B, T, width], in the layer's own table or, where it is tied, in `table` [V, width].
 
         Raises `ValueError` naming an id outside the vocabulary.
@@ -34,7 +35,7 @@ class EmbedLayer(nn.Module):
             assert self.token is not None
             table = self.token.weight
         try:
-            return F.embedding(tokens, table)
+            return table.lookup(tokens) if isinstance(table, Quantised) else F.embedding(tokens, table)
         except IndexError:
             outside = tokens[(tokens < 0) | (tokens >= self.vocab_size)]
             raise ValueError(

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from anyformer.nn.layers import ACTIVATIONS, Linear, norm_layer
 from anyformer.nn.precision import exact
+from anyformer.nn.quantised import Quantised, product
 from anyformer.nn.roles import Role
 from anyformer.spec.parts import LanguageHead, Pooler, SequenceHead, SpanHead, TokenHead
 
@@ -29,16 +30,17 @@ class LanguageHeadLayer(nn.Module):
         self.transform = None if transform is None else Linear(d_model, width, bias=transform.bias, role="head")
         self.act = None if transform is None else ACTIVATIONS[transform.activation]
         self.norm = None if transform is None else norm_layer(transform.norm, width)
+        self.keepable = True
         self.weight = None if tied else nn.Parameter(torch.empty(vocab_size, width))
         self.bias = nn.Parameter(torch.empty(vocab_size)) if spec.bias else None
 
-    def forward(self, hidden: Tensor, embedding: Tensor | None) -> Tensor:
+    def forward(self, hidden: Tensor, embedding: Tensor | Quantised | None) -> Tensor:
         """Scores by the head's own matrix, or by the embedding's [V, C]."""
         if self.transform is not None and self.act is not None and self.norm is not None:
             hidden = self.norm(self.act(self.transform(hidden)))
         matrix = embedding if self.weight is None else self.weight
         assert matrix is not None
-        logits = F.linear(hidden, matrix, self.bias)
+        logits = product(hidden, matrix, self.bias)
         if self.spec.scale != 1.0:
             logits = logits * self.spec.scale
         return softcapped(logits, self.spec.softcap)

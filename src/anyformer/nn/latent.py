@@ -46,8 +46,9 @@ class LatentAttention(Scores):
             self.q_up = Linear(spec.q_rank, h * spec.d_head, bias=False, role="hidden")
         self.kv_down = Linear(d_model, r + spec.d_rope, bias=spec.bias, role="hidden")
         self.kv_norm = norm_layer(spec.norm, r)
-        self.k_up = Linear(r, h * spec.d_nope, bias=False, role="hidden")
-        self.v_up = Linear(r, h * spec.d_value, bias=False, role="hidden")
+        # The absorbed form multiplies with these from the other side.
+        self.k_up = Linear(r, h * spec.d_nope, bias=False, role="hidden", keepable=False)
+        self.v_up = Linear(r, h * spec.d_value, bias=False, role="hidden", keepable=False)
         self.out = Linear(h * spec.d_value, d_model, bias=spec.out_bias, role="residual")
 
     def stores(self) -> dict[str, tuple[int, ...]]:

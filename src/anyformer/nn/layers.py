@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.nn.precision import exact
+from anyformer.nn.quantised import product
 from anyformer.nn.rms import rms_norm
 from anyformer.nn.roles import Role
 from anyformer.spec.parts import LayerNorm, NoNorm, Norm, RMSNorm
@@ -61,14 +62,22 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Linear(nn.Linear):
-    """x Wᵀ + b, with the role of its weight. Values come from the model's initialisation, not from here."""
+    """x Wᵀ + b, with the role of its weight. Values come from the model's initialisation, not from here.
 
-    def __init__(self, n_in: int, n_out: int, *, bias: bool, role: Role) -> None:
+    `keepable` says whether the weight may be kept in codes (`nn.quantised`), which leave nothing but the product.
+    """
+
+    def __init__(self, n_in: int, n_out: int, *, bias: bool, role: Role, keepable: bool = True) -> None:
         super().__init__(n_in, n_out, bias=bias)
+        self.keepable = keepable
         self.roles: dict[str, Role] = {"weight": role, "bias": "bias"}
 
     def reset_parameters(self) -> None:
         """Nothing: the model is initialised as a whole."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[…, n_in] -> […, n_out]."""
+        return product(x, self.weight, self.bias)
 
 
 class NormLayer(nn.Module):

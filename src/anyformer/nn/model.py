@@ -15,6 +15,7 @@ from anyformer.nn.heads import LabelHeadLayer, LanguageHeadLayer, PoolerLayer, p
 from anyformer.nn.init import Init, initialise
 from anyformer.nn.inputs import Inputs, check_names
 from anyformer.nn.moe import Routing
+from anyformer.nn.quantised import Quantised, quantised
 from anyformer.nn.stack import Stack
 from anyformer.nn.tap import Finite, Tap, see
 from anyformer.spec.attention import Prefix
@@ -245,7 +246,15 @@ class Model(nn.Module):
             table = self.token_table("decoder")
             cache.check(self.decoder.keeps, table.dtype, table.device)
 
-    def token_table(self, stack: str) -> Tensor:
+    def train(self, mode: bool = True) -> "Model":
+        """As of any module. Raises `ValueError` for training with weights in codes, which are frozen."""
+        kept = quantised(self) if mode else {}
+        if kept:
+            which = f"{len(kept)} weights, {next(iter(kept))} first, are kept in quantised codes"
+            raise ValueError(f"{which} and cannot be trained; load the model with quantize=None")
+        return super().train(mode)
+
+    def token_table(self, stack: str) -> Tensor | Quantised:
         """The token table [V, E] that a stack reads, its own or the one that it is tied to."""
         own = (self.encoder if stack == "encoder" else self.decoder).embed.token
         if own is None:
@@ -253,7 +262,7 @@ class Model(nn.Module):
         assert own is not None
         return own.weight
 
-    def _head_table(self) -> Tensor | None:
+    def _head_table(self) -> Tensor | Quantised | None:
         """The table that a tied head reads."""
         ties = self.spec.ties
         if "head" not in ties:
@@ -362,7 +371,7 @@ class Model(nn.Module):
         return found
 
 
-def _check_floats(name: str, value: Tensor, like: Tensor) -> None:
+def _check_floats(name: str, value: Tensor, like: Tensor | Quantised) -> None:
     """Raises `ValueError` for another dtype than the weights', which autocast alone can mix."""
     mixes = not like.is_meta and torch.is_autocast_enabled(like.device.type) and value.is_floating_point()
     if value.dtype != like.dtype and not mixes:

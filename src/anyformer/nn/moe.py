@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from anyformer.nn.ffn import feed_forward, inner
 from anyformer.nn.layers import Linear
 from anyformer.nn.precision import exact
+from anyformer.nn.quantised import Quantised, product
 from anyformer.nn.roles import Role
 from anyformer.spec.ffn import Gated, MoE, SingleFeedForward
 
@@ -179,17 +180,19 @@ class ExpertLinear(nn.Module):
     def __init__(self, n_experts: int, n_in: int, n_out: int, *, bias: bool, role: Role) -> None:
         super().__init__()
         self.roles: dict[str, Role] = {"weight": role, "bias": "bias"}
-        self.weight = nn.Parameter(torch.empty(n_experts, n_out, n_in))
+        self.keepable = True
+        self.weight: nn.Parameter | Quantised = nn.Parameter(torch.empty(n_experts, n_out, n_in))
         self.bias = nn.Parameter(torch.empty(n_experts, n_out)) if bias else None
 
     def forward(self, x: Tensor, expert: Tensor, counts: Tensor) -> Tensor:
         """x [P, in] sorted by `expert` [P], of which there are `counts` [E] -> [P, out]."""
         kind = x.device.type
         dtype = torch.get_autocast_dtype(kind) if not x.is_meta and torch.is_autocast_enabled(kind) else x.dtype
+        assert isinstance(self.weight, Tensor)
         out: Tensor = expert_products(x.to(dtype), self.weight.to(dtype), counts)
         return out if self.bias is None else out + self.bias.to(dtype).index_select(0, expert)
 
-    def each(self) -> list[tuple[Tensor, Tensor | None]]:
+    def each(self) -> list[tuple[Tensor | Quantised, Tensor | None]]:
         """Each expert's matrix and bias. Taken apart once: a gradient then fills the stack once, not once an expert."""
         weights = self.weight.unbind()
         return list(zip(weights, self.bias.unbind() if self.bias is not None else [None] * len(weights), strict=True))
@@ -208,7 +211,8 @@ class Experts(nn.Module):
 
     def forward(self, x: Tensor, expert: Tensor, counts: Tensor) -> Tensor:
         """x [P, C] sorted by `expert` [P], of which there are `counts` [E] -> [P, C]."""
-        if torch.compiler.is_compiling() or x.device.type != "cpu":
+        kept = any(isinstance(module, Quantised) for module in self.modules())
+        if (torch.compiler.is_compiling() or x.device.type != "cpu") and not kept:
             return self.together(x, expert, counts)
         return self.one_by_one(x, counts)
 
@@ -225,9 +229,9 @@ class Experts(nn.Module):
         parts = []
         for expert, start, stop in _ends(counts):
             rows = x[start:stop]
-            gate = None if gates is None else F.linear(rows, *gates[expert])
-            hidden = inner(self.spec, F.linear(rows, *ups[expert]), gate, training=self.training)
-            parts.append(F.linear(hidden, *downs[expert]))
+            gate = None if gates is None else product(rows, *gates[expert])
+            hidden = inner(self.spec, product(rows, *ups[expert]), gate, training=self.training)
+            parts.append(product(hidden, *downs[expert]))
         return self._dropped(torch.cat(parts))
 
     def _dropped(self, x: Tensor) -> Tensor:
@@ -243,7 +247,7 @@ class MoELayer(nn.Module):
         self.router = Router(spec, d_model)
         self.experts = Experts(spec.expert, spec.n_experts, d_model)
         self.shared = None if spec.shared is None else feed_forward(spec.shared, d_model)
-        self.shared_gate = Linear(d_model, 1, bias=False, role="router") if spec.shared_gate else None
+        self.shared_gate = Linear(d_model, 1, bias=False, role="router", keepable=False) if spec.shared_gate else None
 
     def forward(self, x: Tensor, real: Tensor | None = None, routing: "Routing | None" = None) -> Tensor:
         """[B, T, C] -> [B, T, C].

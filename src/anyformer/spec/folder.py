@@ -15,17 +15,17 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 def resolve(path: str | Path) -> Path:
-    """The checkpoint folder that a path means: itself, or the best of a run folder. Raises `UserError`."""
+    """The checkpoint folder or GGUF file that a path means: itself, or the best of a run folder. Raises `UserError`."""
     folder = Path(path)
     if not folder.exists():
         raise UserError("there is no such checkpoint", where=path, remedy=_advice_on_absence(str(path)))
+    if is_gguf(folder):
+        return folder
     if not folder.is_dir():
-        remedy = "give the folder that holds model.safetensors and its description"
+        remedy = "give the folder that holds model.safetensors and its description, or a GGUF file"
         if folder.suffix in PICKLES:
             remedy = "pickled weights can run code and are never opened; convert them to safetensors"
-        if folder.suffix == GGUF:
-            remedy = "GGUF files are not read yet; give a folder of Hugging Face with safetensors"
-        raise UserError("a checkpoint is a folder", where=folder, remedy=remedy)
+        raise UserError("a checkpoint is a folder or a GGUF file", where=folder, remedy=remedy)
     if (folder / SPEC_FILE).exists() or is_published(folder):
         return folder
     for name in ("best", "last"):
@@ -33,14 +33,42 @@ def resolve(path: str | Path) -> Path:
         target = pointed_at(pointer)
         if target is not None:
             return target
+    file = _only_gguf(folder)
+    if file is not None:
+        return file
     raise UserError(
         "the folder holds no checkpoint",
         where=folder,
-        expected=f"{SPEC_FILE} or Hugging Face's {PUBLISHED_FILE}, and model.safetensors; or a run's checkpoints/",
+        expected=f"{SPEC_FILE} or Hugging Face's {PUBLISHED_FILE}, and model.safetensors; a GGUF file; or a run",
         remedy=_advice_on(folder),
     )
 
 
+def is_gguf(path: Path) -> bool:
+    """Whether a path is that of a GGUF file: by its name, or by its first bytes."""
+    if not path.is_file():
+        return False
+    if path.suffix.lower() == GGUF:
+        return True
+    try:
+        with path.open("rb") as file:
+            return file.read(4) == _MAGIC
+    except OSError:
+        return False
+
+
+def _only_gguf(folder: Path) -> Path | None:
+    """The GGUF file of a folder, the first of a model that is split; None without one. Raises `UserError` for two."""
+    files = sorted(path for path in folder.iterdir() if path.suffix.lower() == GGUF and path.is_file())
+    first = [path for path in files if _LATER_PART.search(path.name) is None]
+    if len(first) > 1:
+        got = ", ".join(path.name for path in first[:5])
+        raise UserError("the folder holds several GGUF files", where=folder, got=got, remedy="give one of them")
+    return first[0] if first else None
+
+
+_MAGIC = b"GGUF"
+_LATER_PART = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$")
 _PARTS = re.compile(
     r"spec\.json|labels\.json|certificate\.json|train|config\.json|generation_config\.json"
     r"|model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json"
@@ -95,13 +123,11 @@ def _advice_on_absence(path: str) -> str:
         return f"`{path}` is a shipped recipe, which has no weights: train it, or `anyformer plan {path}`"
     if "://" in path or (path.count("/") == 1 and not path.startswith((".", "/", "~"))):
         return "nothing is downloaded here: fetch the model's folder first, as with `hf download NAME --local-dir DIR`"
-    return "give a checkpoint folder, a run folder, or a folder of Hugging Face"
+    return "give a checkpoint folder, a run folder, a folder of Hugging Face, or a GGUF file"
 
 
 def _advice_on(folder: Path) -> str | None:
     """What to do about a folder that holds no checkpoint."""
-    if any(path.suffix == GGUF for path in folder.iterdir()):
-        return "GGUF files are not read yet; give a folder of Hugging Face with safetensors"
     pickles = sorted(p.name for p in folder.iterdir() if p.suffix in PICKLES)
     return (
         f"{pickles[0]} is a pickle, which can run code: it is never opened; convert it to safetensors"

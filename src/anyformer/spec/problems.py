@@ -38,12 +38,18 @@ class SpecError(UserError):
         self.where = where
 
 
+_LONGEST = 100
+"""Letters of a word that may be a slip; comparing takes the square of them."""
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:
     """The nearest known word, or None when nothing is near.
 
     Near is what shares seven tenths of its letters in order, or is a slip away: one letter, or two of six or more.
     """
     choices = list(known)
+    if len(word) > _LONGEST:
+        return None
     found = get_close_matches(word, choices, n=1, cutoff=0.7)
     if found:
         return found[0]

@@ -20,6 +20,7 @@ import json
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, SupportsIndex
 
@@ -28,7 +29,7 @@ from tokenizers.models import BPE
 
 from anyformer.errors import UserError
 from anyformer.files import write_text
-from anyformer.text import chat, templates
+from anyformer.text import chat, sentencepiece, templates, tiktoken
 from anyformer.text.added import complete
 from anyformer.text.affixes import read_affixes, with_affixes
 from anyformer.text.pieces import Pieces
@@ -116,10 +117,15 @@ class Tokenizer:
         return cls(library, settings)
 
     @classmethod
-    def load(cls, path: str | Path) -> "Tokenizer":
-        """The tokenizer in a folder that holds tokenizer.json, or of that file itself, with the settings beside it."""
+    def load(cls, path: str | Path, *, pre: str | None = None) -> "Tokenizer":
+        """The tokenizer in a folder that holds tokenizer.json, or of that file itself, with the settings beside it.
+
+        Where a folder has none, its SentencePiece model is read (`text.sentencepiece`), which may also be given itself.
+        The file may also be a vocabulary of tiktoken (`text.tiktoken`); unless its name tells how it cuts text, `pre`
+        does, as in `tokenizer.ggml.pre` of GGUF ("llama-bpe" for Llama 3).
+        """
         path = Path(path)
-        file = path / TOKENIZER_FILE if path.is_dir() else path
+        file = sentencepiece.file_in(path) or path / TOKENIZER_FILE if path.is_dir() else path
         if not file.is_file():
             raise UserError(
                 "there is no tokenizer here",
@@ -127,6 +133,10 @@ class Tokenizer:
                 expected=f"a folder with {TOKENIZER_FILE}, or such a file",
                 remedy="save the tokenizer in the format of the tokenizers library",
             )
+        if pre is not None or tiktoken.is_vocabulary(file):
+            return cls._of_tiktoken(file, pre)
+        if file.suffix in sentencepiece.SUFFIXES:
+            return cls._of_sentencepiece(file)
         with _clear("this is not a whole tokenizer file", where=file):
             data = file.read_bytes()
             library = Library.from_buffer(data)
@@ -152,6 +162,23 @@ class Tokenizer:
         tokenizer._require_real_ends(invented, file.parent / CONFIG_FILE)
         return tokenizer
 
+    @classmethod
+    def _of_sentencepiece(cls, file: Path) -> "Tokenizer":
+        with _clear("this SentencePiece model cannot be used", where=file):
+            library, settings, invented = sentencepiece.read(file)
+            tokenizer = cls(library, settings)
+        tokenizer._require_real_ends(invented, file.parent / CONFIG_FILE)
+        return tokenizer
+
+    @classmethod
+    def _of_tiktoken(cls, file: Path, pre: str | None) -> "Tokenizer":
+        library, end = tiktoken.library_of(file, pre)
+        settings = Settings.read(file.parent)
+        complete(library, settings, file.parent / CONFIG_FILE)
+        if end is not None and "eos_token" not in settings.named:
+            settings = replace(settings, named={**settings.named, "eos_token": end})
+        return cls(library, settings)
+
     def _require_real_ends(self, invented: frozenset[str], where: Path) -> None:
         """`UserError` when text would begin or end with a token that only a name in the settings made up."""
         for index in (*self.prefix, *self.suffix):
@@ -174,6 +201,16 @@ class Tokenizer:
         write_text(folder / TOKENIZER_FILE, library.to_str(pretty=True))
         write_text(folder / CONFIG_FILE, self._settings.text())
         clear_overruling(folder)
+
+    @property
+    def library(self) -> Library:
+        """The tokenizer as the `tokenizers` library holds it; not to be changed."""
+        return self._library
+
+    @property
+    def settings(self) -> Settings:
+        """What its folder says beside it."""
+        return self._settings
 
     @property
     def bos_id(self) -> int | None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Library
+from tokenizers.models import BPE
 
 
 def private_characters(texts: Iterable[str]) -> Iterator[str]:
@@ -78,17 +79,40 @@ class Veil:
     def _in_model(self) -> bool:
         """Whether the model's own vocabulary spells a control token, so that text could reach it."""
         if self._reachable is None:
-            ordinary = self._library.get_vocab(with_added_tokens=False)
-            self._reachable = any(token in ordinary for token in self._control.values())
+            model = self._library.model
+            # Such a BPE makes tokens of several characters by merging alone, and what merges make is not hidden anyway.
+            single = isinstance(model, BPE) and not (
+                model.ignore_merges
+                or model.byte_fallback
+                or model.continuing_subword_prefix
+                or model.end_of_word_suffix
+            )
+            tokens = [token for token in self._control.values() if not single or len(token) == 1]
+            ordinary = self._library.get_vocab(with_added_tokens=False) if tokens else {}
+            self._reachable = any(token in ordinary for token in tokens)
         return self._reachable
 
     def _text_view(self, private: str) -> Library:
-        state = self._library.to_str()
         if private:
-            state = json.dumps(_rename(json.loads(state), private, set(self._control.values())))
-        library = Library.from_str(state)
+            state = json.loads(self._library.to_str())
+            library = Library.from_str(json.dumps(_rename(state, private, set(self._control.values()))))
+        else:
+            library = _twin(self._library)
         library.encode_special_tokens = True
         return library
+
+
+def _twin(library: Library) -> Library:
+    """A tokenizer of its own with the parts of `library`: writing and reading a large one would take a second."""
+    twin = Library(library.model)
+    for part in ("normalizer", "pre_tokenizer", "decoder"):
+        if getattr(library, part) is not None:
+            setattr(twin, part, getattr(library, part))
+    added = library.get_added_tokens_decoder()
+    twin.add_tokens([added[index] for index in sorted(added)])
+    if twin.get_added_tokens_decoder().keys() != added.keys():
+        return Library.from_str(library.to_str())
+    return twin
 
 
 def _make_room(views: dict[str, Any], most: int = 4) -> None:

@@ -5,7 +5,18 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from anyformer.families.family import Interleaved, Joined, Otherwise, Row, Stacked, Twice, Where
+from anyformer.families.family import (
+    Heads,
+    Interleaved,
+    Joined,
+    Otherwise,
+    Rotated,
+    Row,
+    Shifted,
+    Stacked,
+    Twice,
+    Where,
+)
 from anyformer.weights.shapes import Shape, Step
 
 
@@ -18,6 +29,12 @@ def to_ours(step: Step, theirs: Sequence[Tensor], shapes: Sequence[Shape]) -> li
             return [theirs[0].clone()]  # Another rule's tensor shares its memory with the file.
         case Row():
             return [theirs[0][0]]
+        case Rotated():
+            return [_regrouped(theirs[0], step.groups, -1, 2)]
+        case Shifted():
+            return [theirs[0] - 1]
+        case Heads(transposed=transposed):
+            return [(theirs[0].transpose(1, 2) if transposed else theirs[0]).flatten(0, 1)]
         case Stacked():
             return [torch.stack(list(theirs))]
         case Interleaved():
@@ -40,6 +57,13 @@ def to_theirs(step: Step, ours: Sequence[Tensor]) -> list[Tensor]:
             return [ours[0].clone()]  # A file holds no memory twice.
         case Row():
             return [ours[0][None]]
+        case Rotated():
+            return [_regrouped(ours[0], step.groups, 2, -1)]
+        case Shifted():
+            return [ours[0] + 1]
+        case Heads(transposed=transposed):
+            heads = ours[0].reshape(step.groups, -1, *ours[0].shape[1:])
+            return [heads.transpose(1, 2) if transposed else heads]
         case Stacked():
             return list(ours[0].unbind(0))
         case Interleaved():
@@ -49,3 +73,8 @@ def to_theirs(step: Step, ours: Sequence[Tensor]) -> list[Tensor]:
             whole = torch.cat(list(ours), min(dim, ours[0].dim() - 1))
             return [whole.T if transposed and whole.dim() > 1 else whole]
     raise AssertionError(step.form)
+
+
+def _regrouped(rows: Tensor, heads: int, *inner: int) -> Tensor:
+    """Rows [heads · a · b, …] with the two inner parts of each head swapped."""
+    return rows.reshape(heads, *inner, *rows.shape[1:]).transpose(1, 2).flatten(0, 2)

@@ -6,7 +6,20 @@ from dataclasses import dataclass
 from math import prod
 
 from anyformer.errors import UserError
-from anyformer.families.family import Form, Interleaved, Joined, Otherwise, Row, Rule, Stacked, Twice, Where
+from anyformer.families.family import (
+    Form,
+    Heads,
+    Interleaved,
+    Joined,
+    Otherwise,
+    Rotated,
+    Row,
+    Rule,
+    Shifted,
+    Stacked,
+    Twice,
+    Where,
+)
 from anyformer.planning import buffers, parameters
 from anyformer.spec.parts import Grouped, Latent, ModelSpec
 from anyformer.weights.config import Reading
@@ -24,7 +37,7 @@ class Step:
         ours: canonical names.
         theirs: names, and the shape of each.
         form: how theirs is made of ours, None where they are the same.
-        groups: the number of parts of an `Interleaved` form.
+        groups: the number of parts or heads, for a form that has them.
     """
 
     ours: tuple[str, ...]
@@ -74,7 +87,7 @@ def _steps_of(rule: Rule, spec: ModelSpec, shapes: Shapes, aliases: Mapping[str,
             continue
         groups = _groups(form, spec, names[0], fields)
         sizes = [shapes[target] for target in targets]
-        shape = shape_of(form, sizes)
+        shape = shape_of(form, sizes, groups)
         if isinstance(form, Stacked):
             places = tuple(theirs.format(**fields, e=e, body=body) for e in range(sizes[0][0]))
         else:
@@ -84,7 +97,7 @@ def _steps_of(rule: Rule, spec: ModelSpec, shapes: Shapes, aliases: Mapping[str,
 
 
 def _groups(form: Form | None, spec: ModelSpec, name: str, fields: Mapping[str, str]) -> int:
-    if not isinstance(form, Interleaved):
+    if not isinstance(form, Interleaved | Rotated | Heads):
         return 1
     stack, _, _, branch = name.split(".")[:4]
     block = spec.stacks[stack].blocks[int(fields["i"])]
@@ -92,11 +105,14 @@ def _groups(form: Form | None, spec: ModelSpec, name: str, fields: Mapping[str, 
     return int(getattr(attention, form.groups))
 
 
-def shape_of(form: Form | None, ours: list[Shape]) -> Shape:
+def shape_of(form: Form | None, ours: list[Shape], groups: int = 1) -> Shape:
     """The shape of their tensor."""
     match form:
-        case None | Twice() | Otherwise() | Where():
+        case None | Twice() | Otherwise() | Where() | Rotated() | Shifted():
             return ours[0]
+        case Heads(transposed=transposed):
+            rows, width = ours[0][0] // groups, ours[0][1]
+            return (groups, width, rows) if transposed else (groups, rows, width)
         case Row():
             return (1, *ours[0])
         case Stacked():

@@ -1,29 +1,28 @@
 """FlexAttention (Dong et al. 2024): a kernel compiled for the mask and the scores of a description.
 
 The blocks of keys that a block of queries sees come from the description's own bounds, without a T×S tensor.
+
+FlexAttention brings torch's compiler, which takes as long to import as torch itself and 90 MB: it is imported by the
+first call.
 """
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
 from anyformer.nn.attend.bias import Bias, DistanceBias
 from anyformer.nn.attend.call import Call, Unsupported
 from anyformer.nn.attend.masks import All, Dense, Padding, Prefix, PrefixKeys, Segments, Term, tiles
 from anyformer.nn.attend.shapes import four, placed
 
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+
 BLOCK = 128
 """Queries and keys that the kernel takes or skips together."""
-
-FAILURES = (
-    torch._dynamo.exc.TorchDynamoException,
-    torch._dynamo.exc.FailOnRecompileLimitHit,
-    torch._inductor.exc.InductorError,
-)
 
 Place = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """The positions of a query and a key from the row of the batch and the two indexes."""
@@ -32,6 +31,8 @@ Place = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 def attend(call: Call) -> Tensor:
     """The output [B, T, H, Dv] in q's dtype. Raises `Unsupported` with the reason."""
     refuse(call)
+    from torch.nn.attention.flex_attention import AuxRequest, flex_attention
+
     q, k, v = (x.transpose(1, 2) for x in (call.q, call.k, call.v))
     run: Any = flex_attention if torch.compiler.is_compiling() else _compiled(q.device.type)
     options: dict[str, Any] = {
@@ -44,7 +45,7 @@ def attend(call: Call) -> Tensor:
         options["return_aux"] = AuxRequest(lse=True)
     try:
         made = run(q, k, v, **options)
-    except FAILURES as error:
+    except failures() as error:
         raise Unsupported(f"FlexAttention did not compile for this call here: {error}") from error
     if call.sinks is None:
         plain: Tensor = made.transpose(1, 2)
@@ -54,6 +55,15 @@ def attend(call: Call) -> Tensor:
     share = torch.sigmoid(aux.lse - call.sinks[None, :, None].to(aux.lse.dtype))
     joined: Tensor = (out * share[..., None]).to(out.dtype).transpose(1, 2)
     return joined
+
+
+def failures() -> tuple[type[Exception], ...]:
+    """What the compiler raises where it cannot compile a call."""
+    return (
+        torch._dynamo.exc.TorchDynamoException,
+        torch._dynamo.exc.FailOnRecompileLimitHit,
+        torch._inductor.exc.InductorError,
+    )
 
 
 def refuse(call: Call) -> None:
@@ -74,6 +84,8 @@ def refuse(call: Call) -> None:
 def _compiled(device: str) -> Callable[..., Any]:
     # With lengths left open, the compiler of torch 2.13 writes C++ for the CPU that does not compile. A whole graph or
     # an error: without it, too many descriptions would go to an implementation that holds T×S.
+    from torch.nn.attention.flex_attention import flex_attention
+
     return torch.compile(flex_attention, fullgraph=True, dynamic=False if device == "cpu" else None)
 
 
@@ -87,7 +99,7 @@ def _placing(queries: Tensor, keys: Tensor) -> Place:
     return place
 
 
-def _blocks(call: Call) -> BlockMask | None:
+def _blocks(call: Call) -> "BlockMask | None":
     """Which blocks of keys each block of queries sees in part or whole, for each row of the batch or all."""
     visible = All.of(call.visible)
     if not visible.terms:
@@ -99,6 +111,8 @@ def _blocks(call: Call) -> BlockMask | None:
     # A block that the sequence does not fill is masked at its end.
     part = some & ~whole
     mask = _mask(visible.terms, _placing(queries, keys))
+    from torch.nn.attention.flex_attention import BlockMask
+
     return BlockMask.from_kv_blocks(*_ordered(part), *_ordered(whole), BLOCK, mask, (t, s))
 
 

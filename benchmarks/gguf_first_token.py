@@ -1,0 +1,73 @@
+"""From a cold shell to the first generated token of a GGUF file, and the peak of memory on the way.
+
+Each run is a process of its own: `anyformer generate FILE --max-new-tokens 1` from its start to its first byte of text,
+and its peak resident memory, beside a process that imports torch alone and (with --peer) llama.cpp doing the same.
+Runs alternate; medians are printed. The file is in the page cache, as after a first use. Pages of a mapped file count
+as resident once they are touched.
+
+    python benchmarks/gguf_first_token.py FILE.gguf [--peer PYTHON_WITH_LLAMA_CPP] [--runs 7]
+"""
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+PROMPT = "The capital of France is"
+PEER = """
+import sys
+from llama_cpp import Llama
+model = Llama(model_path=sys.argv[1], n_ctx=512, n_threads=2, verbose=False)
+print(model.create_completion(sys.argv[2], max_tokens=1, temperature=0.0)["choices"][0]["text"], flush=True)
+"""
+
+
+def run(command: list[str]) -> tuple[float, float]:
+    """Seconds to the first byte on standard output (or to the end without one), and the peak in MB."""
+    start = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    process.stdout.read(1)
+    first = time.perf_counter() - start
+    process.stdout.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)} ended with {process.returncode}")
+    return first, usage.ru_maxrss * 1024 / 1e6
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--peer", help="a Python that has llama-cpp-python")
+    parser.add_argument("--runs", type=int, default=7)
+    args = parser.parse_args()
+    verb = str(Path(sys.executable).with_name("anyformer"))
+    generate = [verb, "generate", str(args.file), "--prompt", PROMPT, "--max-new-tokens", "1"]
+    ways = {
+        "torch imported": [sys.executable, "-c", "import torch; print(1)"],
+        "keep": [*generate, "--quantize", "keep"],
+        "none": [*generate, "--quantize", "none"],
+    }
+    if args.peer:
+        ways["llama.cpp"] = [args.peer, "-c", PEER, str(args.file), PROMPT]
+    found: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
+    for _ in range(args.runs):
+        for way, command in ways.items():
+            found[way].append(run(command))
+    size = args.file.stat().st_size / 1e6
+    base = statistics.median(peak for _, peak in found["torch imported"])
+    print(f"{args.file.name}, {size:.1f} MB, medians of {args.runs}")
+    print(f"{'':<15} {'first token':>12} {'fastest':>8} {'peak MB':>9} {'beyond torch':>13} {'× the file':>11}")
+    for way, runs in found.items():
+        seconds, peak = (statistics.median(each[i] for each in runs) for i in (0, 1))
+        beyond = peak - base
+        best = min(first for first, _ in runs)
+        print(f"{way:<15} {seconds:>10.2f} s {best:>6.2f} s {peak:>9.0f} {beyond:>13.0f} {beyond / size:>11.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""Where each tensor of a GGUF file goes: kept in the file's quantised values, or dequantised. Imports no torch."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from anyformer.families.family import Interleaved, Joined, Otherwise, Rotated, Twice, Where
+from anyformer.planning import buffers, parameters
+from anyformer.weights.gguf.format import Gguf
+from anyformer.weights.gguf.reading import Place
+from anyformer.weights.gguf.types import KEPT
+from anyformer.weights.shapes import Shape, Step
+
+GROUP = 32
+"""Numbers that share a scale in what is kept."""
+_WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
+_MATRICES = re.compile(
+    r"(.*\.(attention|cross)\.(q|k|v|out|q_down|q_up|kv_down)|.*\.ffn\.(shared\.)?(gate|up|down)|head|(.*\.)?embed\.token)"
+    r"\.weight"
+)
+"""Matrices that are used through a product alone, and the token table."""
+_TABLE = re.compile(r"(.*\.)?embed\.token\.weight")
+_DEEP = ("Q5_0", "Q5_1", "Q8_0", "Q5_K")
+"""Kinds with codes of more than four bits, which are held as two halves."""
+
+
+@dataclass(frozen=True)
+class Placed:
+    """One of the model's tensors and what becomes of it.
+
+    Attributes:
+        name: canonical.
+        theirs: the tensors of the file that it is made of.
+        kind: their type there.
+        shape: of ours.
+        kept: whether it stays in the file's quantised values.
+        n_bytes: in memory.
+        why: why it is not kept, where it is not.
+    """
+
+    name: str
+    theirs: tuple[str, ...]
+    kind: str
+    shape: Shape
+    kept: bool
+    n_bytes: int
+    why: str = ""
+
+
+def by_rows(step: Step) -> bool:
+    """Whether a form moves whole rows of matrices alone, so that it can be done to quantised rows."""
+    if any(len(shape) < 2 for shape in step.shapes):
+        return False
+    match step.form:
+        case None | Twice() | Where() | Otherwise() | Rotated() | Interleaved():
+            return True
+        case Joined(dim=0, transposed=False):
+            return True
+    return False
+
+
+def placements(
+    place: Place, file: Gguf, taken: Sequence[Step], *, quantize: str | None, dtype: str | None, device: str = "cpu"
+) -> list[Placed]:
+    """What becomes of each tensor.
+
+    Args:
+        place: the file as it was understood.
+        file: its tensors.
+        taken: which are made into which.
+        quantize: None, or "keep".
+        dtype: of what is dequantised, None for float32 from quantised types and the file's own otherwise.
+        device: "cpu", or another.
+    """
+    shapes = {p.name: p.shape for p in (*parameters(place.reading.spec), *buffers(place.reading.spec))}
+    found: list[Placed] = []
+    for step in taken:
+        kinds = [file.tensors[name].kind.name for name in step.theirs]
+        for name in step.ours:
+            shape = shapes[name]
+            why = _why_not(name, shape, kinds, step, device) if quantize == "keep" else "quantize is None"
+            size = _kept_bytes(kinds[0], shape, tied=_is_tied(place, name)) if not why else 0
+            plain = prod(shape) * _WIDTHS[dtype or (_stored(kinds[0]) or "float32")]
+            quantised = _stored(kinds[0]) is None
+            said = why if quantised and quantize == "keep" else ""
+            found.append(Placed(name, step.theirs, kinds[0], shape, not why, size if not why else plain, said))
+    return found
+
+
+def _stored(kind: str) -> str | None:
+    return {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}.get(kind)
+
+
+def _is_tied(place: Place, name: str) -> bool:
+    return _TABLE.fullmatch(name) is None or "head" in place.reading.spec.ties
+
+
+def _why_not(name: str, shape: Shape, kinds: Sequence[str], step: Step, device: str) -> str:
+    """Why a tensor does not stay quantised, empty where it does."""
+    kind = kinds[0]
+    if _stored(kind) is not None:
+        return f"{kind} is not quantised"
+    if len(set(kinds)) > 1 or kind not in KEPT:
+        return f"no product with {kind} here"
+    if _MATRICES.fullmatch(name) is None or len(shape) != 2:
+        return "not used through a product alone"
+    if not by_rows(step):
+        return "the file has it in another order within rows"
+    if shape[1] % GROUP:
+        return f"rows of {shape[1]} are no whole groups of {GROUP}"
+    return "" if device == "cpu" else f"no product with quantised values on {device}"
+
+
+def _kept_bytes(kind: str, shape: Shape, *, tied: bool) -> int:
+    """Packed codes, a float32 scale and zero for each group; a table that is only looked up stays in the file."""
+    if not tied:
+        return 0
+    rows = -(-shape[0] // 16) * 16
+    halves = 2 if kind in _DEEP else 1
+    return halves * (rows * shape[1] // 2 + 8 * rows * (shape[1] // GROUP))
+
+
+def table(places: Sequence[Placed]) -> str:
+    """Who goes where, a line for each way and the sums."""
+    lines = [f"{'file':<6} {'held as':<10} {'tensors':>7} {'numbers':>15} {'MiB':>9}"]
+    groups: dict[tuple[str, str, str], list[Placed]] = {}
+    for placed in places:
+        held = "kept" if placed.kept else "floats"
+        groups.setdefault((placed.kind, held, placed.why), []).append(placed)
+    for (kind, held, why), some in groups.items():
+        numbers, size = sum(prod(p.shape) for p in some), sum(p.n_bytes for p in some)
+        line = f"{kind:<6} {held:<10} {len(some):>7,} {numbers:>15,} {size / 2**20:>9,.1f}"
+        lines.append(f"{line}  {why}".rstrip())
+    total = sum(p.n_bytes for p in places)
+    lines.append(f"{'':<6} {'':<10} {len(places):>7,} {sum(prod(p.shape) for p in places):>15,} {total / 2**20:>9,.1f}")
+    return "\n".join(lines)
