@@ -375,8 +375,10 @@ def test_what_is_meant_by_a_path_that_leads_nowhere(tmp_path):
     ):
         assert said in refusal(path)
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
-    assert "GGUF files are not read yet" in refusal(tmp_path / "model.gguf")
-    assert "GGUF files are not read yet" in refusal(tmp_path)
+    assert "too short to be GGUF" in refusal(tmp_path / "model.gguf")
+    assert "too short to be GGUF" in refusal(tmp_path)
+    (tmp_path / "other.gguf").write_bytes(b"GGUF")
+    assert "several GGUF files" in refusal(tmp_path)
 
 
 def test_arguments_of_other_libraries_are_named(made):

@@ -31,6 +31,7 @@ from anyformer.spec.problems import did_you_mean
 from anyformer.spec.stored import from_json
 from anyformer.text import Tokenizer
 from anyformer.text.gguf import read_tokenizer, tokenizer_metadata
+from anyformer.text.sentencepiece import file_in
 from anyformer.weights.config import read_object, write_config
 from anyformer.weights.dtypes import dtype_of, name_of
 from anyformer.weights.gguf.load import load_gguf
@@ -337,14 +338,12 @@ def load(
     """
     if quantize is not None and quantize not in QUANTIZE:
         expected = f"None or {' or '.join(map(repr, QUANTIZE))}"
-        raise UserError("weights cannot be held so", where="quantize", got=quantize, expected=expected)
+        raise UserError("weights cannot be held quantised so", where="quantize", got=quantize, expected=expected)
     wanted, place = dtype_of(dtype), device_of(device)
     folder = resolve(path)
     if is_gguf(folder):
         return _load_gguf(folder, wanted, place, quantize)
-    tokenizer = Tokenizer.load(folder) if (folder / "tokenizer.json").exists() else None
-    if tokenizer is None:
-        _warn_of_other_tokenizers(folder)
+    tokenizer = _tokenizer(folder)
     generation, embedding = Generation.read(folder), Embedding.read(folder)
     if is_published(folder):
         reading, model = load_model(folder, wanted, place, (*families, *FAMILIES))
@@ -372,13 +371,22 @@ def _load_gguf(file: Path, dtype: torch.dtype | None, device: torch.device, quan
 _OTHER_TOKENIZERS = ("tokenizer.model", "spiece.model", "source.spm", "vocab.json", "vocab.txt", "merges.txt")
 
 
-def _warn_of_other_tokenizers(folder: Path) -> None:
-    """Says that a tokenizer is there in a form that is not read."""
+def _tokenizer(folder: Path) -> Tokenizer | None:
+    """A folder's tokenizer; None, with a warning where one is there in a form that is not read."""
+    if (folder / "tokenizer.json").exists():
+        return Tokenizer.load(folder)
+    why = ""
+    if file_in(folder) is not None:
+        try:
+            return Tokenizer.load(folder)
+        except UserError as error:
+            why = f" ({error.what}{f', {error.got}' if error.got else ''})"
     found = [name for name in _OTHER_TOKENIZERS if (folder / name).exists()]
     if found:
         remedy = "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) of transformers writes tokenizer.json"
-        what = f"{folder} has no tokenizer.json, and no tokenizer is read from {', '.join(found)}"
+        what = f"{folder} has no tokenizer.json, and no tokenizer is read from {', '.join(found)}{why}"
         warnings.warn(f"{what}. {remedy}", stacklevel=3)
+    return None
 
 
 def _labels(folder: Path, spec: ModelSpec) -> tuple[str, ...]:

@@ -87,7 +87,7 @@ def test_what_cannot_be_said_is_refused_before_anything_is_read(mine, tmp_path):
     (mine / "model.safetensors").unlink()
     with pytest.raises(UserError, match=r"alpha = 1\.5"):
         run(mine, tmp_path / "hf", "--to", "hf")
-    with pytest.raises(UserError, match="anyformer or hf"):
+    with pytest.raises(UserError, match="anyformer, hf, gguf"):
         run(mine, tmp_path / "hf", "--to", "gguf2")
     assert not (tmp_path / "hf").exists()
 

@@ -43,13 +43,13 @@ def checkpoint(tmp_path_factory):
 @pytest.mark.parametrize("verb", [("generate", "--prompt", "x"), ("generate", "--prompt", "x", "--json"), ("chat",)])
 def test_what_is_no_checkpoint_is_said_in_one_message(checkpoint, tmp_path, verb):
     for name in ("weights.gguf", "pytorch_model.bin", "notes.txt"):
-        (tmp_path / name).write_bytes(b"GGUF\x80\x04.")
+        (tmp_path / name).write_bytes(b"\x80\x04.")
     (tmp_path / "empty").mkdir()
     for path, said in (
         (checkpoint.with_name("goof"), "there is no such checkpoint"),
-        (tmp_path / "weights.gguf", "a checkpoint is a folder"),
+        (tmp_path / "weights.gguf", "too short to be GGUF"),
         (tmp_path / "pytorch_model.bin", "never opened"),
-        (tmp_path / "notes.txt", "a checkpoint is a folder"),
+        (tmp_path / "notes.txt", "a checkpoint is a folder or a GGUF file"),
         (tmp_path / "empty", "holds no checkpoint"),
     )[:: 1 if verb[-1] == "x" else 4]:
         code, out, err = call(verb[0], path, *verb[1:])

@@ -30,6 +30,7 @@ def refusal(path, file, read=read_gguf):
         read(path)
     said = str(caught.value)
     assert path.name in said
+    assert said.count("where:") == 1
     assert max(map(len, said.splitlines())) < 300
     assert said.isprintable() or said.replace("\n", "").isprintable()
     return said
@@ -229,20 +230,22 @@ def test_a_file_that_may_not_be_read_is_refused(tmp_path):
 
 
 SCRIPT = """
-import json, resource, sys, time
+import json, re, sys, time
 from pathlib import Path
 from anyformer.errors import UserError
 from anyformer.weights.gguf.format import read_gguf
-peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def memory(what):
+    return int(re.search(what + r":\\s*(\\d+)", Path("/proc/self/status").read_text())[1]) / 1024
 found = {"torch": "torch" in sys.modules}
 for path in sorted(Path(sys.argv[1]).iterdir()):
-    before, start = peak(), time.process_time()
+    Path("/proc/self/clear_refs").write_text("5")
+    before, start = memory("VmRSS"), time.process_time()
     try:
         read_gguf(path)
         said = "reads"
     except UserError:
         said = "refused"
-    found[path.name] = said, time.process_time() - start, (peak() - before) / 1024
+    found[path.name] = said, time.process_time() - start, memory("VmHWM") - before
 print(json.dumps(found))
 """
 
@@ -259,6 +262,7 @@ def test_hostile_headers_cost_little(tmp_path):
     found = json.loads(done.stdout)
     assert not found.pop("torch")
     assert len(found) == len(HEADERS) + 2
+    assert found["empty texts"][2] > 20  # The measure sees what a list takes.
     for name, (said, seconds, megabytes) in found.items():
         assert said == "refused", name
         assert seconds < 2, name

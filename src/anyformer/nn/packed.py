@@ -161,8 +161,7 @@ class Packed:
                 if self.bits == 4:
                     _require_nibbles(part)
                     part = part[0::2] | (part[1::2] << 4)
-                # A transposed copy into contiguous memory is torch's fast one.
-                block[:, :used] = part.t().contiguous()
+                block[:, :used] = part.t()
         return rows.flatten(0, 2)
 
     def _blocked(self, numbers: Tensor) -> Tensor:
@@ -268,8 +267,9 @@ def multiplied(x: Tensor, rows: Tensor, scales: Tensor, zeros: Tensor | None, bi
     m = x.shape[0]
     if m <= FEW_ROWS:
         step = max(1, BLOCK // (m * groups * width))
-        parts = [_by_codes(x, *part, bits) for part in _slices(rows, scales, zeros, step)]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+        if step >= n_blocks:
+            return _by_codes(x, rows, scales, zeros, bits)
+        return torch.cat([_by_codes(x, *part, bits) for part in _slices(rows, scales, zeros, step)], 1)
     out = x.new_empty(m, n_blocks * width)
     for i, block in enumerate(_slices(rows, scales, zeros, 1)):
         torch.mm(x, _floats(*block, bits), out=out[:, i * width : (i + 1) * width])

@@ -111,7 +111,7 @@ class Quantised(nn.Module):
             out = _Through.apply(flat, packed)  # type: ignore[no-untyped-call]
         else:
             out = multiplied(flat, packed.rows, packed.scales, packed.zeros, packed.bits)
-        narrow: Tensor = out[:, : packed.n]
+        narrow: Tensor = out if out.shape[1] == packed.n else out[:, : packed.n]
         return narrow.reshape(*x.shape[:-1], packed.n)
 
     def lookup(self, ids: Tensor) -> Tensor:

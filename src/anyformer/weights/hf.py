@@ -14,6 +14,7 @@ from anyformer.families.common import DROPPED
 from anyformer.families.family import Otherwise, Twice
 from anyformer.nn.model import Model, build
 from anyformer.nn.precision import exact
+from anyformer.nn.quantised import dequantised_state
 from anyformer.planning import buffers, parameters
 from anyformer.spec.parts import LanguageHead, ModelSpec
 from anyformer.weights.computed import require_tables
@@ -130,11 +131,11 @@ def save_folder(folder: Path, model: nn.Module, reading: Reading, config: dict[s
 
     Args:
         folder: where to.
-        model: of the reading's specification.
+        model: of the reading's specification; weights in codes are written as float32.
         reading: the family and class that say the specification.
         config: its configuration, as `write_config` gave it, with whatever else belongs into it.
     """
-    state = {name: value.detach() for name, value in model.state_dict().items()}
+    state = {name: value.detach() for name, value in dequantised_state(model).items()}
     groups: list[list[Callable[[], list[Tensor]]]] = [[]]
     names: list[list[tuple[str, ...]]] = [[]]
     size = 0

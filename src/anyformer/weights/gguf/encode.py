@@ -52,9 +52,9 @@ def quantised(values: Tensor, kind: Kind) -> Tensor:
             encode(single, stored[part])
 
     try:
-        over_blocks(values.detach(), blocks, kind.block, work, result)
+        over_blocks(values, blocks, kind.block, work, result)
     except OverflowError:
-        raise _refusal(values.detach(), kind) from None
+        raise _refusal(values, kind) from None
     return result
 
 

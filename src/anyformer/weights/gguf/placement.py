@@ -7,6 +7,7 @@ from math import prod
 
 from anyformer.families.family import Interleaved, Joined, Otherwise, Rotated, Twice, Where
 from anyformer.planning import buffers, parameters
+from anyformer.planning.kept import kept_bytes
 from anyformer.weights.gguf.format import Gguf
 from anyformer.weights.gguf.reading import Place
 from anyformer.weights.gguf.types import KEPT
@@ -21,8 +22,9 @@ _MATRICES = re.compile(
 )
 """Matrices that are used through a product alone, and the token table."""
 _TABLE = re.compile(r"(.*\.)?embed\.token\.weight")
-_DEEP = ("Q5_0", "Q5_1", "Q8_0", "Q5_K")
-"""Kinds with codes of more than four bits, which are held as two halves."""
+_FOUR_BITS = ("Q4_0", "Q4_1", "Q4_K")
+_WITH_ZEROS = ("Q4_1", "Q5_1", "Q4_K", "Q5_K")
+"""Kinds whose zeros are no multiple of their scales."""
 
 
 @dataclass(frozen=True)
@@ -113,12 +115,10 @@ def _why_not(name: str, shape: Shape, kinds: Sequence[str], step: Step, device: 
 
 
 def _kept_bytes(kind: str, shape: Shape, *, tied: bool) -> int:
-    """Packed codes, a float32 scale and zero for each group; a table that is only looked up stays in the file."""
+    """In memory; a table that is only looked up stays in the file."""
     if not tied:
         return 0
-    rows = -(-shape[0] // 16) * 16
-    halves = 2 if kind in _DEEP else 1
-    return halves * (rows * shape[1] // 2 + 8 * rows * (shape[1] // GROUP))
+    return kept_bytes(shape, 4 if kind in _FOUR_BITS else 8, GROUP, zeros=kind in _WITH_ZEROS)
 
 
 def table(places: Sequence[Placed]) -> str:

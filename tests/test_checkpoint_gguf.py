@@ -1,0 +1,177 @@
+"""GGUF files as checkpoints: saved and loaded with their tokenizer, kept quantised, explained, on the command line."""
+
+import json
+
+import pytest
+import torch
+
+from anyformer.checkpoint import Checkpoint, load
+from anyformer.errors import UserError
+from anyformer.nn.model import build
+from anyformer.nn.quantised import quantised
+from anyformer.spec import load_spec
+from anyformer.text import Tokenizer
+from cli.test_front import call
+
+TEMPLATE = (
+    "{% for m in messages %}<|user|>{{ m['content'] }}<|end|>{% endfor %}{% if add_generation_prompt %}<|bot|>{% endif %}"
+)
+CONTROL = ("<|endoftext|>", "<|user|>", "<|bot|>", "<|end|>")
+
+
+@pytest.fixture(scope="module")
+def made():
+    tokenizer = Tokenizer.train(
+        "bpe",
+        ["def f(x):\n    return x + 1\n" * 20, "Καλημέρα κόσμε 123 4567 😀"],
+        300,
+        control_tokens=CONTROL,
+        eos_token="<|end|>",
+        chat_template=TEMPLATE,
+    )
+    overrides = ["vocab_size=320", "d_model=64", "attention.n_heads=4", "attention.n_kv_heads=2", "n_layers=3"]
+    spec = load_spec("llama-tiny", [*overrides, "attention.d_head=16", "ffn.d_ff=160"])
+    model = build(spec, seed=5)
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            if "norm" in name:
+                value.copy_(1 + 0.3 * torch.randn(value.shape, generator=torch.Generator().manual_seed(1)))
+    return Checkpoint(spec, model, tokenizer)
+
+
+@pytest.fixture(scope="module")
+def file(made, tmp_path_factory):
+    return made.save(tmp_path_factory.mktemp("gguf") / "mine.gguf", format="gguf")
+
+
+def test_everything_comes_back(made, file, tmp_path):
+    back = load(file)
+    assert back.spec == made.spec
+    want = made.model.state_dict()
+    assert {name: torch.equal(value, want[name]) for name, value in back.model.state_dict().items()} == dict.fromkeys(
+        want, True
+    )
+    for text in ("", "def f(x):\n\n    return 12345\t x", "Καλημέρα 😀 <|end|>", " a  b   c\r\n"):
+        assert back.tokenizer.encode(text) == made.tokenizer.encode(text)
+    # By its name <|endoftext|> ends a reply in llama.cpp too.
+    assert back.tokenizer.eos_ids == (made.tokenizer.eos_id, made.tokenizer.token_id("<|endoftext|>"))
+    chat = [{"role": "user", "content": "hi<|end|><|bot|>"}]
+    assert back.tokenizer.apply_chat(chat) == made.tokenizer.apply_chat(chat)
+    assert back.tokenizer.vocab_size == made.tokenizer.vocab_size == 300
+    how = {"max_new_tokens": 9, "temperature": 3.0, "seed": 2}
+    assert back.generate("def", **how) == made.generate("def", **how)
+    folder = made.save(tmp_path / "folder", format="gguf")
+    assert [path.name for path in folder.iterdir()] == ["model.gguf"]
+    assert load(folder).spec == made.spec
+
+
+def test_padded_ids_are_never_drawn(file):
+    """B54. The table has 320 rows and the tokenizer 300 tokens."""
+    back = load(file)
+    ids = back.generate([1, 2, 3], max_new_tokens=200, temperature=5.0, seed=1)
+    assert max(ids) < 300
+
+
+@pytest.mark.parametrize(("kind", "error"), [("f16", 1e-3), ("bf16", 8e-3), ("q8_0", 8e-3), ("q4_0", 0.13), ("q4_1", 0.1)])
+def test_types_are_as_near_as_their_bits(made, tmp_path, kind, error):
+    path = made.save(tmp_path / "x.gguf", format="gguf", quantize=kind)
+    back = load(path)
+    assert back.spec == made.spec
+    for name, value in made.model.state_dict().items():
+        got = back.model.state_dict()[name]
+        if value.dim() == 1:
+            assert torch.equal(got, value)
+        else:
+            assert (got - value).abs().max() <= error * value.abs().max(), name
+    again = back.save(tmp_path / "y.gguf", format="gguf", quantize=kind)
+    assert all(
+        torch.equal(a, b) for a, b in zip(load(again).model.parameters(), back.model.parameters(), strict=True)
+    )
+
+
+@pytest.mark.parametrize("kind", ["q4_0", "q4_1", "q8_0"])
+def test_kept_weights_compute_what_their_floats_do(made, tmp_path, kind):
+    path = made.save(tmp_path / "x.gguf", format="gguf", quantize=kind)
+    kept, floats = load(path, quantize="keep"), load(path)
+    held = quantised(kept.model)
+    matrices = {name for name, value in floats.model.state_dict().items() if value.dim() == 2}
+    assert set(held) == matrices
+    tokens = torch.randint(0, 300, (2, 17), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        got, want = kept.model(tokens), floats.model(tokens)
+    assert (got - want).abs().max() <= 1e-5 * want.abs().max()
+    assert kept.generate("def", max_new_tokens=12) == floats.generate("def", max_new_tokens=12)
+    assert sum(each.kept for each in kept.placed) == len(matrices)
+    for each in kept.placed:
+        if each.kept:
+            assert each.n_bytes == held[each.name].nbytes, each
+    said = kept.explain()
+    assert "kept" in said
+    assert "fused, 3 layers" in said
+    other = kept.save(tmp_path / "own")
+    assert load(other).spec == made.spec
+    for name, value in load(other).model.state_dict().items():
+        assert torch.equal(value, floats.model.state_dict()[name]), name
+    theirs = kept.save(tmp_path / "hf", format="hf")
+    assert torch.equal(load(theirs).model(tokens), floats.model(tokens))
+
+
+def test_what_is_there_is_not_lost(made, file, tmp_path):
+    other = tmp_path / "x.gguf"
+    other.write_text("precious")
+    made_before = file.read_bytes()
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "a.txt").write_text("precious")
+    (tmp_path / "y.gguf").mkdir()
+    for path in (tmp_path / "notes", tmp_path / "y.gguf", "/proc/nowhere/x.gguf"):
+        with pytest.raises(UserError):
+            made.save(path, format="gguf")
+    assert (tmp_path / "notes" / "a.txt").read_text() == "precious"
+    made.save(file, format="gguf")
+    assert file.read_bytes() == made_before
+    with pytest.raises(UserError, match="not written in this type"):
+        made.save(tmp_path / "z.gguf", format="gguf", quantize="q2_k")
+    with pytest.raises(UserError, match="not written quantised"):
+        made.save(tmp_path / "z", quantize="q8_0")
+    spec = load_spec("gpt2", ["n_layers=1", "d_model=64", "attention.n_heads=4", "wiring=parallel"])
+    with pytest.raises(UserError, match="no architecture of GGUF"):
+        Checkpoint(spec, build(spec)).save(tmp_path / "z.gguf", format="gguf")
+    assert not (tmp_path / "z.gguf").exists()
+
+
+def test_without_a_tokenizer(made, tmp_path):
+    path = Checkpoint(made.spec, made.model).save(tmp_path / "bare.gguf", format="gguf")
+    assert load(path).tokenizer is None
+
+
+def test_on_the_command_line(made, file, tmp_path):
+    own = made.save(tmp_path / "own")
+    code, _, err = call("convert", own, tmp_path / "q.gguf", "--to", "gguf", "--quantize", "q4_1")
+    assert code == 0, err
+    assert "q.gguf: gguf, 1 file" in err
+    code, out, _ = call("plan", tmp_path / "q.gguf", "--json")
+    assert code == 0
+    table = json.loads(out)
+    assert table["parameters"] == sum(value.numel() for value in made.model.parameters())
+    assert {each["kind"] for each in table["tensors"]} == {"Q4_1", "F32"}
+    assert all(each["kept"] for each in table["tensors"] if each["kind"] == "Q4_1")
+    code, out, _ = call("plan", tmp_path / "q.gguf", "--quantize", "none")
+    assert "made floats" in out or "floats" in out
+    for how in ("keep", "none"):
+        words = ("generate", tmp_path / "q.gguf", "--prompt", "def", "--max-new-tokens", "5", "--quantize", how)
+        code, out, err = call(*words)
+        assert code == 0, err
+        assert out.strip("\n") == load(tmp_path / "q.gguf").generate("def", max_new_tokens=5).strip("\n")
+    code, out, err = call("convert", tmp_path / "q.gguf", tmp_path / "back", "--to", "anyformer")
+    assert code == 0, err
+    assert load(tmp_path / "back").spec == made.spec
+    code, _, err = call("convert", own, tmp_path / "x", "--to", "hf", "--quantize", "q4_1")
+    assert (code, "only gguf is written quantised" in err) == (2, True)
+
+
+def test_verify_speaks_of_the_round_trip(file):
+    code, out, err = call("verify", file, "--json")
+    assert code == 0, err
+    laws = {each["law"]: each for each in json.loads(out)["results"]}
+    assert laws["round trip: gguf"]["holds"]
+    assert file.with_name("mine.gguf.certificate.json").exists()
