@@ -8,7 +8,7 @@ BLOCK = 2**20
 
 def layout(n: int, k: int) -> tuple[int, int]:
     """The number of blocks of a matrix [N, K], and the outputs of each, a multiple of 16."""
-    most = min(512, max(64, BLOCK // k // 16 * 16))
+    most = min(2048, max(64, BLOCK // k // 16 * 16))
     width = -(-n // -(-n // most) // 16) * 16
     return -(-n // width), width
 

@@ -236,14 +236,17 @@ def _slices(rows: Tensor, scales: Tensor, zeros: Tensor | None, step: int) -> It
 
 
 def _by_codes(x: Tensor, rows: Tensor, scales: Tensor, zeros: Tensor | None, bits: int) -> Tensor:
-    """x Wᵀ for blocks of outputs, from sums over each group of codes times inputs. [M, K] -> [M, n_blocks · width]."""
+    """x Wᵀ for blocks of outputs, from sums over each group of codes times inputs. [M, K] -> [M, n_blocks · width].
+
+    The operation that sums runs on one thread.
+    """
     m, k = x.shape
     n_blocks, groups, width = scales.shape
     index, starts = _bags(rows.shape[0], k // groups, m)
     ops = torch.ops.quantized
     op = ops.embedding_bag_4bit_rowwise_offsets if bits == 4 else ops.embedding_bag_byte_rowwise_offsets
     weights = x[:, None].expand(m, n_blocks, k).reshape(-1)
-    sums: Tensor = op(rows, index, starts, per_sample_weights=weights).view(m, n_blocks, groups, width)
+    sums: Tensor = op.default(rows, index, starts, per_sample_weights=weights).view(m, n_blocks, groups, width)
     sums.mul_(scales)
     if zeros is not None:
         sums.addcmul_(x.reshape(m, 1, groups, -1).sum(-1, keepdim=True), zeros)

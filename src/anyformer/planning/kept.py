@@ -15,7 +15,7 @@ def layout(n: int, k: int) -> tuple[int, int]:
 
 
 def kept_bytes(shape: tuple[int, ...], bits: int, group: int, *, zeros: bool) -> int:
-    """Bytes of matrices […, N, K] in codes of `bits`, with float32 scales, and zeros where they are no multiple of them.
+    """Bytes of matrices […, N, K] in codes of `bits` with float32 scales, and zeros unless these are multiples of them.
 
     The codes of one input for a block of outputs are followed by two numbers of 2 or 4 bytes.
     """

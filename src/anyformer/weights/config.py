@@ -184,9 +184,9 @@ def write_config(spec: ModelSpec, families: Sequence[Family] = FAMILIES) -> tupl
     """
     nearest: tuple[int, str, str] | None = None
     wanted = evaluated(spec)
-    for family, model in _candidates(spec, families):
+    for family, model in candidates(spec, families):
         try:
-            table, reading = _written(family, model, spec)
+            table, reading = written(family, model, spec)
         except UserError as error:
             why = str(error).splitlines()[-1].strip()
             nearest = min(nearest or (10_000, "", ""), (1_000, family.name, f"it cannot be written: {why}"))
@@ -204,7 +204,7 @@ def write_config(spec: ModelSpec, families: Sequence[Family] = FAMILIES) -> tupl
     )
 
 
-def _candidates(spec: ModelSpec, families: Sequence[Family]) -> Iterator[tuple[Family, str]]:
+def candidates(spec: ModelSpec, families: Sequence[Family]) -> Iterator[tuple[Family, str]]:
     """Families with the specification's stacks and classes with its kind of head."""
     kind = getattr(spec.head, "kind", None)
     for family in families:
@@ -216,7 +216,8 @@ def _candidates(spec: ModelSpec, families: Sequence[Family]) -> Iterator[tuple[F
                 yield family, model
 
 
-def _written(family: Family, model: str, spec: ModelSpec) -> tuple[dict[str, Any], Reading]:
+def written(family: Family, model: str, spec: ModelSpec) -> tuple[dict[str, Any], Reading]:
+    """What a family's class writes for a specification, and how that reads, which may be something else."""
     variant = family.models[model]
     view = View(spec, merged(family.spec, variant.spec), family.stack)
     table: dict[str, Any] = {"architectures": [model], "model_type": family.model_type}

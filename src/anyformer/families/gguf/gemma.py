@@ -45,6 +45,8 @@ class LocalLayers:
         meta, layers = said.meta, said.meta.whole("block_count")
         width = meta.get("attention.sliding_window", self.width)
         pattern = meta.get("attention.sliding_window_pattern", self.every)
+        if width is not None and (not isinstance(width, int) or isinstance(width, bool)):
+            meta.refuse("attention.sliding_window", width, "a whole number, 0 for no windows")
         if layers > MAX_LAYERS:
             return  # Refused as a number of layers, which needs no list of so many.
         if not width and self.width is None:

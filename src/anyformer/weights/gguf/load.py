@@ -6,6 +6,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -50,7 +51,8 @@ def load_gguf(
 
     Args:
         path: the file, or the first of several.
-        dtype: of the weights in memory; None keeps that of the file, and makes float32 of quantised ones.
+        dtype: of the weights in memory; None is that of the file's matrices where it holds all of the file's numbers,
+            else float32.
         device: where they go.
         quantize: None, or "keep": matrices that this machine has a product for stay in the file's quantised values.
         dialects: the architectures that are known.
@@ -65,9 +67,9 @@ def load_gguf(
     if matching.again:
         step = matching.again[0]
         raise UserError("two tensors hold the same weight", where=path, got=f"{step.theirs[0]} for {step.ours[0]}")
+    dtype = dtype or _own_type(file)
     where = str(device).split(":")[0]
-    named = None if dtype is None else name_of(dtype)
-    placed = placements(place, file, matching.taken, quantize=quantize, dtype=named, device=where)
+    placed = placements(place, file, matching.taken, quantize=quantize, dtype=name_of(dtype), device=where)
     model = build(place.reading.spec, device="meta")
     kept = {each.name for each in placed if each.kept}
     loader = _Loader(place, file, kept, dtype, device)
@@ -76,6 +78,20 @@ def load_gguf(
         tensors.update(loader.tensors(model, step))
     load_rest(model, tensors)
     return Loaded(model.eval(), file.metadata, placed)
+
+
+def _own_type(file: Gguf) -> torch.dtype:
+    """One type for all of a file: that of its matrices where the vectors, always float32, lose nothing by it."""
+    own = {"F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
+    kinds = {entry.kind.name for entry in file.tensors.values() if len(entry.shape) > 1}
+    wanted = own.get(next(iter(kinds)), torch.float32) if len(kinds) == 1 else torch.float32
+    for entry in file.tensors.values():
+        if len(entry.shape) == 1 and entry.kind.name == "F32" and wanted in (torch.float16, torch.bfloat16):
+            data = np.fromfile(entry.file, np.float32, entry.shape[0], offset=entry.offset)
+            numbers = torch.from_numpy(data)
+            if not torch.equal(numbers.to(wanted).float(), numbers):
+                return torch.float32
+    return wanted
 
 
 def _require_known(file: Gguf) -> None:
@@ -96,12 +112,9 @@ def _require_finite(name: str, entry: Entry, rows: Tensor) -> None:
 
 
 class _Loader:
-    def __init__(
-        self, place: Place, file: Gguf, kept: set[str], dtype: torch.dtype | None, device: torch.device
-    ) -> None:
+    def __init__(self, place: Place, file: Gguf, kept: set[str], dtype: torch.dtype, device: torch.device) -> None:
         spec = place.reading.spec
         self._file, self._kept, self._dtype, self._device = file, kept, dtype, device
-        self._tied = "head" in spec.ties
         self._exact = {p.name for p in buffers(spec)}
         self._shapes = {p.name: p.shape for p in (*parameters(spec), *buffers(spec))}
         self._mapped: dict[Path, Tensor] = {}
@@ -120,7 +133,7 @@ class _Loader:
                 if name in self._kept:
                     self._keep(model, name, rows, entries[0])
                 else:
-                    value = self._floats(rows, entries[0], self._wanted(name, entries[0]))
+                    value = self._floats(rows, entries[0], self._wanted(name))
                     yield name, self._placed(name, value, whole)
         else:
             theirs = [
@@ -147,8 +160,8 @@ class _Loader:
         # A token table is looked up in the file: it takes memory only where it is the head's matrix too.
         keep(model, name, codes, lookup) if name.endswith(_TABLE) else keep(model, name, codes())
 
-    def _wanted(self, name: str, entry: Entry) -> torch.dtype | None:
-        return None if self._dtype is None else (exact(self._dtype) if name in self._exact else self._dtype)
+    def _wanted(self, name: str) -> torch.dtype:
+        return exact(self._dtype) if name in self._exact else self._dtype
 
     def _floats(self, rows: Tensor, entry: Entry, wanted: torch.dtype | None) -> Tensor:
         """Rows of bytes as numbers: of the wanted type, or the file's own, float32 for a quantised one."""
@@ -156,8 +169,7 @@ class _Loader:
         return dequantised(rows, entry.kind, dtype=wanted or own)
 
     def _placed(self, name: str, value: Tensor, whole: Sequence[Tensor]) -> Tensor:
-        wanted = self._dtype or value.dtype
-        made = value.view(self._shapes[name]).to(self._device, exact(wanted) if name in self._exact else wanted)
+        made = value.view(self._shapes[name]).to(self._device, self._wanted(name))
         return made.clone() if lies_in(made, whole) and made.data_ptr() % made.element_size() else made
 
     def _bytes(self, entry: Entry) -> Tensor:

@@ -15,10 +15,11 @@ from anyformer.weights.shapes import Shape, Step
 
 GROUP = 32
 """Numbers that share a scale in what is kept."""
+_STORED = ("F32", "F16", "BF16", "F64")
 _WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 _MATRICES = re.compile(
-    r"(.*\.(attention|cross)\.(q|k|v|out|q_down|q_up|kv_down)|.*\.ffn\.(shared\.)?(gate|up|down)|head|(.*\.)?embed\.token)"
-    r"\.weight"
+    r"(.*\.(attention|cross)\.(q|k|v|out|q_down|q_up|kv_down)|.*\.ffn\.((shared|experts)\.)?(gate|up|down)"
+    r"|head|(.*\.)?embed\.token)\.weight"
 )
 """Matrices that are used through a product alone, and the token table."""
 _TABLE = re.compile(r"(.*\.)?embed\.token\.weight")
@@ -63,7 +64,7 @@ def by_rows(step: Step) -> bool:
 
 
 def placements(
-    place: Place, file: Gguf, taken: Sequence[Step], *, quantize: str | None, dtype: str | None, device: str = "cpu"
+    place: Place, file: Gguf, taken: Sequence[Step], *, quantize: str | None, dtype: str, device: str = "cpu"
 ) -> list[Placed]:
     """What becomes of each tensor.
 
@@ -72,7 +73,7 @@ def placements(
         file: its tensors.
         taken: which are made into which.
         quantize: None, or "keep".
-        dtype: of what is dequantised, None for float32 from quantised types and the file's own otherwise.
+        dtype: of what is not kept.
         device: "cpu", or another.
     """
     shapes = {p.name: p.shape for p in (*parameters(place.reading.spec), *buffers(place.reading.spec))}
@@ -83,15 +84,10 @@ def placements(
             shape = shapes[name]
             why = _why_not(name, shape, kinds, step, device) if quantize == "keep" else "quantize is None"
             size = _kept_bytes(kinds[0], shape, tied=_is_tied(place, name)) if not why else 0
-            plain = prod(shape) * _WIDTHS[dtype or (_stored(kinds[0]) or "float32")]
-            quantised = _stored(kinds[0]) is None
-            said = why if quantised and quantize == "keep" else ""
+            plain = prod(shape) * _WIDTHS[dtype]
+            said = why if quantize == "keep" and kinds[0] not in _STORED else ""
             found.append(Placed(name, step.theirs, kinds[0], shape, not why, size if not why else plain, said))
     return found
-
-
-def _stored(kind: str) -> str | None:
-    return {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}.get(kind)
 
 
 def _is_tied(place: Place, name: str) -> bool:
@@ -101,16 +97,16 @@ def _is_tied(place: Place, name: str) -> bool:
 def _why_not(name: str, shape: Shape, kinds: Sequence[str], step: Step, device: str) -> str:
     """Why a tensor does not stay quantised, empty where it does."""
     kind = kinds[0]
-    if _stored(kind) is not None:
+    if kind in _STORED:
         return f"{kind} is not quantised"
     if len(set(kinds)) > 1 or kind not in KEPT:
         return f"no product with {kind} here"
-    if _MATRICES.fullmatch(name) is None or len(shape) != 2:
+    if _MATRICES.fullmatch(name) is None:
         return "not used through a product alone"
     if not by_rows(step):
         return "the file has it in another order within rows"
-    if shape[1] % GROUP:
-        return f"rows of {shape[1]} are no whole groups of {GROUP}"
+    if shape[-1] % GROUP:
+        return f"rows of {shape[-1]} are no whole groups of {GROUP}"
     return "" if device == "cpu" else f"no product with quantised values on {device}"
 
 

@@ -17,7 +17,7 @@ from anyformer.families.gguf.dialect import Made, Said
 from anyformer.families.gguf.rope import TABLES
 from anyformer.spec.parts import ModelSpec
 from anyformer.spec.problems import did_you_mean
-from anyformer.weights.config import Reading, differences, evaluated, read_config, write_config
+from anyformer.weights.config import Reading, candidates, differences, evaluated, read_config, written
 from anyformer.weights.gguf.format import Gguf
 from anyformer.weights.shapes import Matching, Shape, match, pattern, steps
 
@@ -27,6 +27,7 @@ _LONGEST = 4096
 """Letters or items of metadata that a model is made of; one for each layer is the most that is needed."""
 _MOST = {"block_count": 512, "expert_count": 1024}
 """That llama.cpp reads. Many more of either, and a small file would take minutes to be refused."""
+_NO_EXPERTS = ("expert_count", "expert_used_count")
 _ROUNDING = 1e-6
 """Of a float32, which the format stores and llama.cpp computes with."""
 
@@ -73,7 +74,8 @@ def _own(file: Gguf) -> dict[str, Any]:
         if isinstance(value, str | list) and len(value) > _LONGEST:
             what, got = f"the metadata {prefix}{name} cannot be used", f"{type(value).__name__} of {len(value):,}"
             raise UserError(what, where=file.path, got=got, expected=f"at most {_LONGEST:,} letters or items")
-    return found
+    # Some converters say of a model without experts that it has 0.
+    return {name: value for name, value in found.items() if value != 0 or name not in _NO_EXPERTS}
 
 
 def _dialect_of(architecture: Any, meta: Mapping[str, Any], where: Path, dialects: Sequence[Dialect]) -> Dialect:
@@ -144,11 +146,12 @@ def write_place(spec: ModelSpec, dialects: Sequence[Dialect] = DIALECTS) -> Plac
     """
     nearest: tuple[int, str, str] | None = None
     for dialect in dialects:
+        if all(model != dialect.model for _, model in candidates(spec, (dialect.family,))):
+            continue
         try:
             place = _written(dialect, spec)
         except UserError as error:
-            lines = str(error).splitlines()
-            why = next((line.strip() for line in lines if line.strip().startswith("got")), lines[-1].strip())
+            why = f"{error.what}: {error.got}" if error.got is not None else error.what
             nearest = min(nearest or (10_000, "", ""), (1_000, dialect.architecture, why))
             continue
         found = [
@@ -160,8 +163,12 @@ def write_place(spec: ModelSpec, dialects: Sequence[Dialect] = DIALECTS) -> Plac
         nearest = min(nearest or (10_000, "", ""), (weight, dialect.architecture, str(found[0])))
     raise UserError(
         "no architecture of GGUF is this model, so it has no GGUF form",
-        got=nearest[2] if nearest else f"a head of kind {getattr(spec.head, 'kind', None)}",
-        expected=f"an architecture that llama.cpp knows; the nearest is {nearest[1]}" if nearest else None,
+        got=nearest[2]
+        if nearest
+        else " and ".join([*spec.stacks, f"a head of kind {getattr(spec.head, 'kind', None)}"]),
+        expected=f"an architecture that llama.cpp knows; the nearest is {nearest[1]}"
+        if nearest
+        else "a decoder that is a language model",
         remedy='format="anyformer" keeps everything',
     )
 
@@ -172,8 +179,7 @@ def _rounded(ours: Any, theirs: Any) -> bool:
 
 
 def _written(dialect: Dialect, spec: ModelSpec) -> Place:
-    family = replace(dialect.family, models={dialect.model: dialect.family.models[dialect.model]})
-    table, reading = write_config(spec, (family,))
+    table, reading = written(dialect.family, dialect.model, spec)
     where = f"{dialect.family.name}'s configuration"
     made = Made()
     for key in dialect.keys:
