@@ -24,7 +24,7 @@ from anyformer.files import atomic_file, atomic_folder, write_text
 from anyformer.infer.embed import Embedding, embed
 from anyformer.infer.generation import GENERATION_FILE, UNSAID, Generation
 from anyformer.nn.model import Model
-from anyformer.nn.quantised import dequantised_state
+from anyformer.nn.quantised import dequantised_state, quantised
 from anyformer.spec.folder import GGUF, PUBLISHED_FILE, SPEC_FILE, is_gguf, is_published, resolve, strangers
 from anyformer.spec.parts import ModelSpec
 from anyformer.spec.problems import did_you_mean
@@ -259,14 +259,15 @@ def _dtype(model: torch.nn.Module) -> torch.dtype:
 
 def _held(model: torch.nn.Module) -> str:
     """Numbers and bytes of a model's tensors, by their type."""
-    groups: dict[torch.dtype, list[Tensor]] = {}
-    for value in model.state_dict().values():
-        groups.setdefault(value.dtype, []).append(value)
+    groups: dict[str, list[tuple[int, int]]] = {}
+    for kept in quantised(model).values():
+        groups.setdefault("kept", []).append((kept.shape.numel(), kept.nbytes))
+    for value in (*model.parameters(), *model.buffers()):
+        groups.setdefault(name_of(value.dtype), []).append((value.numel(), value.nbytes))
     lines = [f"{'held as':<10} {'tensors':>7} {'numbers':>15} {'MiB':>9}"]
-    for dtype, values in groups.items():
-        numbers = sum(value.numel() for value in values)
-        size = numbers * dtype.itemsize / 2**20
-        lines.append(f"{name_of(dtype):<10} {len(values):>7,} {numbers:>15,} {size:>9,.1f}")
+    for name, values in groups.items():
+        numbers, size = (sum(part) for part in zip(*values, strict=True))
+        lines.append(f"{name:<10} {len(values):>7,} {numbers:>15,} {size / 2**20:>9,.1f}")
     return "\n".join(lines)
 
 
@@ -353,7 +354,7 @@ def load(
         spec = from_json(spec_file.read_text(encoding="utf-8"), where=spec_file)
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read the specification: {error}", where=spec_file) from None
-    model = read_weights(folder / WEIGHTS_FILE, spec, dtype=wanted, device=place, mapped=True)
+    model = read_weights(folder / WEIGHTS_FILE, spec, dtype=wanted, device=place, mapped=True, quantize=quantize)
     return Checkpoint(spec, model, tokenizer, generation, embedding, _labels(folder, spec))
 
 

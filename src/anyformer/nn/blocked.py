@@ -13,7 +13,7 @@ def layout(n: int, k: int) -> tuple[int, int]:
     return -(-n // width), width
 
 
-def packed_bytes(shape: tuple[int, ...], bits: int, group: int, *, symmetric: bool) -> int:
+def packed_bytes(shape: tuple[int, ...], bits: int, group: int, *, symmetric: bool, half: bool) -> int:
     """Bytes in memory of matrices […, N, K] in codes.
 
     Args:
@@ -21,9 +21,10 @@ def packed_bytes(shape: tuple[int, ...], bits: int, group: int, *, symmetric: bo
         bits: of a code, 4 or 8.
         group: neighbouring inputs that share a scale.
         symmetric: whether every zero is the same multiple of its scale, and takes no memory.
+        half: whether scales and zeros are numbers of half precision.
     """
     *stacked, n, k = shape
     n_blocks, width = layout(n, k)
     row = width // 2 + 4 if bits == 4 else width + 8
     numbers = k // group * width * (1 if symmetric else 2)
-    return prod(stacked) * n_blocks * (k * row + 4 * numbers)
+    return prod(stacked) * n_blocks * (k * row + (2 if half else 4) * numbers)

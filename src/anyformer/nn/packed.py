@@ -9,12 +9,14 @@ one input for neighbouring outputs, weighted by that input. Codes of at most 8 b
 For one vector that took a tenth of the time of torch's product with packed 4-bit weights in float32.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 
+import numpy as np
 import torch
-import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from anyformer.errors import UserError
@@ -51,6 +53,11 @@ class Codes:
     bits: int
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """[…, N, K]."""
+        return tuple(self.codes.shape)
+
+    @property
     def group(self) -> int:
         """The neighbouring inputs that share a scale."""
         return self.codes.shape[-1] // self.scales.shape[-1]
@@ -85,6 +92,47 @@ class Codes:
             got = f"{self.bits} bits, " + ", ".join(f"{part.dtype} {list(part.shape)}" for part in parts)
             expected = "4 or 8 bits, codes uint8 […, N, K], scales and zeros float32 […, N, K / a size that divides K]"
             raise UserError("codes, scales and zeros do not go together", where=where, got=got, expected=expected)
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """`Codes` of 4 bits in which two neighbouring outputs share a byte, as they are packed; N is even.
+
+    Attributes:
+        pairs: uint8 [N/2, K], the code of the even output in the low half.
+        scales, zeros: as in `Codes`.
+    """
+
+    pairs: Tensor
+    scales: Tensor
+    zeros: Tensor
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A weight […, N, K] whose codes are made for some outputs at a time, so that they are never there as a whole.
+
+    Attributes:
+        shape: of the weight.
+        bits, group: as in `Codes`.
+        make: the codes of the outputs from one to before another, of all matrices as one [E · N, K].
+    """
+
+    shape: tuple[int, ...]
+    bits: int
+    group: int
+    make: Callable[[int, int], Codes | Pairs]
+
+    @classmethod
+    def of(cls, codes: Codes) -> "Parts":
+        """Codes that are there."""
+        k = codes.shape[-1]
+        values, scales, zeros = codes.codes.reshape(-1, k), *(x.flatten(0, -2) for x in (codes.scales, codes.zeros))
+
+        def make(start: int, stop: int) -> Codes:
+            return Codes(values[start:stop], scales[start:stop], zeros[start:stop], codes.bits)
+
+        return cls(codes.shape, codes.bits, codes.group, make)
 
 
 def can_keep(shape: tuple[int, ...], device: str | torch.device = "cpu", group: int = GROUP) -> str | None:
@@ -125,19 +173,40 @@ class Packed:
 
     Outputs lie in blocks of `width`. A row of `rows`, uint8 [E · n_blocks · K, bytes], holds the codes of one input for
     the outputs of a block, two to a byte where they have 4 bits, then a scale of 1 and the offset that the operation
-    adds to each code. `scales` and `zeros` are float32 [E · n_blocks, K/g, width]. Zeros that are one whole multiple of
-    every scale, as in symmetric formats, are that offset instead.
+    adds to each code. `scales` and `zeros` are [E · n_blocks, K/g, width], in half precision where that holds them
+    exactly, as in most formats, otherwise float32. Zeros that are one whole multiple of every scale, as in symmetric
+    formats, are that offset instead.
     """
 
-    def __init__(self, codes: Codes) -> None:
-        self.shape, self.bits, self.group = codes.codes.shape, codes.bits, codes.group
-        *_, self.n, self.k = self.shape
+    def __init__(self, codes: Codes | Parts) -> None:
+        parts = Parts.of(codes) if isinstance(codes, Codes) else codes
+        self.shape, self.bits, self.group = torch.Size(parts.shape), parts.bits, parts.group
+        *stacked, self.n, self.k = self.shape
         self.n_blocks, self.width = layout(self.n, self.k)
-        shared = _multiple(codes)
+        used, more = (self.width // 2, 4) if self.bits == 4 else (self.width, 8)
+        n_blocks = prod(stacked) * self.n_blocks
+        rows = torch.empty(n_blocks, self.k, used + more, dtype=torch.uint8, device="cpu")
+        scales, zeros = (torch.zeros(n_blocks, self.k // self.group, self.width, device="cpu") for _ in range(2))
+        for block in range(n_blocks):
+            matrix, place = divmod(block, self.n_blocks)
+            start = matrix * self.n + place * self.width
+            part = parts.make(start, min(start + self.width, (matrix + 1) * self.n))
+            # numpy's transposed copies: torch's wake its threads for each, which takes longer than the copy.
+            into = rows[block, :, :used].numpy()
+            columns = _packed(part, self.bits)
+            into[:, : len(columns)] = columns.T
+            into[:, len(columns) :] = 0
+            for whole, made in ((scales, part.scales), (zeros, part.zeros)):
+                whole[block, :, : len(made)].numpy()[...] = made.numpy().T
+        shared = _multiple(scales, zeros)
         self.offset = float(-(shared or 0))
-        self.rows = self._rows(codes.codes)
-        self.scales = self._blocked(codes.scales)
-        self.zeros = None if shared is not None else self._blocked(codes.zeros)
+        tail = torch.tensor([1.0, self.offset], dtype=torch.float16 if self.bits == 4 else torch.float32)
+        rows[..., used:] = tail.view(torch.uint8)
+        self.rows = rows.flatten(0, 1)
+        numbers = [scales] if shared is not None else [scales, zeros]
+        halves = [x.half() for x in numbers]
+        numbers = halves if all(map(torch.equal, (x.float() for x in halves), numbers)) else numbers
+        self.scales, self.zeros = numbers[0], numbers[1] if shared is None else None
 
     @property
     def nbytes(self) -> int:
@@ -145,29 +214,6 @@ class Packed:
         return sum(
             part.numel() * part.element_size() for part in (self.rows, self.scales, self.zeros) if part is not None
         )
-
-    def _rows(self, codes: Tensor) -> Tensor:
-        flat = codes.reshape(-1, self.n, self.k)
-        used = self.width * self.bits // 8
-        tail = torch.tensor([1.0, self.offset], dtype=torch.float16 if self.bits == 4 else torch.float32)
-        rows = torch.empty(
-            flat.shape[0], self.n_blocks, self.k, used + tail.numel() * tail.element_size(), dtype=torch.uint8
-        )
-        rows[..., used:] = tail.view(torch.uint8)
-        for matrix, blocks in zip(flat, rows, strict=True):
-            for part, block in zip(matrix.split(self.width), blocks, strict=True):
-                if len(part) < self.width:
-                    part = F.pad(part, (0, 0, 0, self.width - len(part)))
-                if self.bits == 4:
-                    _require_nibbles(part)
-                    part = part[0::2] | (part[1::2] << 4)
-                block[:, :used] = part.t()
-        return rows.flatten(0, 2)
-
-    def _blocked(self, numbers: Tensor) -> Tensor:
-        """[…, N, K/g] -> [E · n_blocks, K/g, width]."""
-        flat = F.pad(numbers.reshape(-1, self.n, self.k // self.group), (0, 0, 0, self.n_blocks * self.width - self.n))
-        return flat.reshape(-1, self.width, self.k // self.group).transpose(1, 2).contiguous()
 
     def _unblocked(self, numbers: Tensor) -> Tensor:
         """The way back."""
@@ -183,8 +229,8 @@ class Packed:
             parts.append(torch.stack([columns & 15, columns >> 4], 1).flatten(0, 1) if self.bits == 4 else columns)
         whole = torch.stack(parts).view(-1, self.n_blocks * self.width, self.k)
         codes = whole[:, : self.n].reshape(self.shape)
-        scales = self._unblocked(self.scales)
-        zeros = scales * self.offset if self.zeros is None else self._unblocked(self.zeros)
+        scales = self._unblocked(self.scales.float())
+        zeros = scales * self.offset if self.zeros is None else self._unblocked(self.zeros.float())
         return Codes(codes.contiguous(), scales, zeros, self.bits)
 
     def looked_up(self, ids: Tensor) -> Tensor:
@@ -195,8 +241,8 @@ class Packed:
             codes = stored[block, :, column // 2] >> (column % 2 * 4).to(torch.uint8)[:, None] & 15
         else:
             codes = stored[block, :, column]
-        scales = self.scales[block, :, column]
-        zeros = scales * self.offset if self.zeros is None else self.zeros[block, :, column]
+        scales = self.scales[block, :, column].float()
+        zeros = scales * self.offset if self.zeros is None else self.zeros[block, :, column].float()
         return Codes(codes, scales, zeros, self.bits).dequantised()
 
     def of(self, index: int) -> "Packed":
@@ -211,19 +257,29 @@ class Packed:
         return one
 
 
-def _require_nibbles(codes: Tensor) -> None:
-    if codes.numel() and int(codes.max()) > 15:
+def _packed(part: Codes | Pairs, bits: int) -> NDArray[np.uint8]:
+    """Codes of some outputs as bytes [bytes, K], two outputs to a byte where they have 4 bits."""
+    if isinstance(part, Pairs):
+        return part.pairs.numpy()
+    codes: NDArray[np.uint8] = part.codes.numpy()
+    if bits == 8:
+        return codes
+    if codes.size and codes.max() > 15:
         raise UserError("a code does not fit 4 bits", got=int(codes.max()), expected="at most 15")
+    even, odd = codes[0::2], codes[1::2]
+    packed = even.copy()
+    packed[: len(odd)] |= odd << 4
+    return packed
 
 
-def _multiple(codes: Codes) -> int | None:
+def _multiple(scales: Tensor, zeros: Tensor) -> int | None:
     """The whole number m ≤ 255 with zero = −m · scale for every group, None where there is none."""
-    scale, at = codes.scales.abs().flatten().max(0)
+    scale, at = scales.abs().flatten().max(0)
     if not 0 < scale < torch.inf:
-        return 0 if scale == 0 and not codes.zeros.any() else None
-    ratio = float(-codes.zeros.flatten()[at] / codes.scales.flatten()[at])
+        return 0 if scale == 0 and not zeros.any() else None
+    ratio = float(-zeros.flatten()[at] / scales.flatten()[at])
     m = round(ratio) if 0 <= ratio < 256 else -1
-    return m if m >= 0 and torch.equal(codes.scales * -m, codes.zeros) else None
+    return m if m >= 0 and torch.equal(scales * -m, zeros) else None
 
 
 def _slices(rows: Tensor, scales: Tensor, zeros: Tensor | None, step: int) -> Iterator[_Blocks]:
@@ -247,9 +303,9 @@ def _by_codes(x: Tensor, rows: Tensor, scales: Tensor, zeros: Tensor | None, bit
     op = ops.embedding_bag_4bit_rowwise_offsets if bits == 4 else ops.embedding_bag_byte_rowwise_offsets
     weights = x[:, None].expand(m, n_blocks, k).reshape(-1)
     sums: Tensor = op.default(rows, index, starts, per_sample_weights=weights).view(m, n_blocks, groups, width)
-    sums.mul_(scales)
+    sums.mul_(scales.float())
     if zeros is not None:
-        sums.addcmul_(x.reshape(m, 1, groups, -1).sum(-1, keepdim=True), zeros)
+        sums.addcmul_(x.reshape(m, 1, groups, -1).sum(-1, keepdim=True), zeros.float())
     return sums.sum(2).view(m, n_blocks * width)
 
 
@@ -258,9 +314,9 @@ def _floats(rows: Tensor, scales: Tensor, zeros: Tensor | None, bits: int) -> Te
     ops = torch.ops.quantized
     unpack = ops.embedding_bag_4bit_unpack if bits == 4 else ops.embedding_bag_byte_unpack
     grouped: Tensor = unpack(rows).view(scales.shape[1], -1, scales.shape[2])
-    grouped.mul_(scales[0, :, None])
+    grouped.mul_(scales[0, :, None].float())
     if zeros is not None:
-        grouped.add_(zeros[0, :, None])
+        grouped.add_(zeros[0, :, None].float())
     return grouped.flatten(0, 1)
 
 

@@ -5,14 +5,16 @@ import torch
 from torch import Tensor
 
 from anyformer.errors import UserError
-from anyformer.nn.quantised import GROUP, Codes
+from anyformer.nn.packed import GROUP, Codes, Pairs
 from anyformer.weights.gguf.encode import quantised
-from anyformer.weights.gguf.layouts import LAYOUTS, Layout
+from anyformer.weights.gguf.layouts import LAYOUTS, NIBBLES, Layout
 from anyformer.weights.gguf.spans import over_blocks, steps
 from anyformer.weights.gguf.types import KEPT, READ, Kind
 
-__all__ = ["dequantised", "grouped", "quantised"]
+__all__ = ["dequantised", "grouped", "paired", "quantised"]
 
+_AT_ONCE = 2**20
+"""Numbers in a scratch block."""
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
 
 
@@ -85,6 +87,38 @@ def grouped(data: Tensor, kind: Kind) -> Codes:
 
     over_blocks(data, blocks, kind.block, work, codes, scales, zeros)
     return Codes(codes, scales, zeros, layout.bits)
+
+
+def paired(data: Tensor, kind: Kind) -> Pairs:
+    """Rows of stored bytes of a 4-bit kind as `grouped` gives them, two neighbouring rows to a byte.
+
+    The halves of stored bytes go where they are packed without an array of a byte for each code between.
+
+    Args:
+        data: uint8 [rows, bytes per row], an even number of rows, any strides; never written to.
+        kind: one of `NIBBLES`.
+
+    Raises `UserError` as `grouped` does.
+    """
+    rows, blocks = _blocks(data, kind, frozenset(NIBBLES), "kept in pairs")
+    layout, (at, run) = LAYOUTS[kind.name], NIBBLES[kind.name]
+    n = blocks * kind.block
+    pairs = torch.empty(rows // 2, n, dtype=torch.uint8, device=data.device)
+    scales, zeros = (torch.empty(rows, n // GROUP, dtype=torch.float32, device=data.device) for _ in range(2))
+    runs = (kind.n_bytes - at) // run
+    size = max(1, _AT_ONCE // (2 * n))
+    for start in range(0, rows // 2, size):
+        both = slice(2 * start, 2 * (start + size))
+        part = data[both].contiguous()
+        scale, zero = _scales(layout, part.view(-1, kind.n_bytes))
+        scales[both].view(scale.shape).copy_(scale)
+        zeros[both].view(scale.shape).copy_(scale * layout.lowest if zero is None else zero)
+        stored = part.numpy().reshape(-1, 2, blocks, kind.n_bytes)[..., at:].reshape(-1, 2, blocks, runs, run)
+        halves = pairs[start : start + size].numpy().reshape(-1, blocks, runs, 2, run)
+        even, odd = stored[:, 0], stored[:, 1]
+        np.bitwise_or(even & 15, odd << 4, out=halves[:, :, :, 0])
+        np.bitwise_or(even >> 4, odd & 240, out=halves[:, :, :, 1])
+    return Pairs(pairs, scales, zeros)
 
 
 def _blocks(data: Tensor, kind: Kind, kinds: frozenset[str], verb: str) -> tuple[int, int]:

@@ -219,3 +219,5 @@ LAYOUTS: Mapping[str, Layout] = MappingProxyType(
     }
 )
 """By the name of the type."""
+NIBBLES: Mapping[str, tuple[int, int]] = MappingProxyType({"Q4_0": (2, 16), "Q4_1": (4, 16), "Q4_K": (16, 32)})
+"""Of types whose levels are halves of bytes: the first byte of them, and how many bytes hold numbers side by side."""

@@ -13,13 +13,15 @@ from torch import Tensor
 from anyformer.errors import UserError
 from anyformer.families.gguf import DIALECTS, Dialect
 from anyformer.nn.model import Model, build
+from anyformer.nn.packed import GROUP, Codes, Pairs, Parts
 from anyformer.nn.precision import exact
-from anyformer.nn.quantised import Codes, keep, load_rest
+from anyformer.nn.quantised import keep, load_rest
 from anyformer.planning import buffers, parameters
 from anyformer.weights.dtypes import name_of
 from anyformer.weights.forms import to_ours
-from anyformer.weights.gguf.blocks import dequantised, grouped
+from anyformer.weights.gguf.blocks import dequantised, grouped, paired
 from anyformer.weights.gguf.format import Entry, Gguf, read_gguf
+from anyformer.weights.gguf.layouts import LAYOUTS, NIBBLES
 from anyformer.weights.gguf.placement import Placed, by_rows, placements
 from anyformer.weights.gguf.reading import Place, matched, read_place
 from anyformer.weights.gguf.types import HALVES, READ
@@ -115,6 +117,7 @@ class _Loader:
     def __init__(self, place: Place, file: Gguf, kept: set[str], dtype: torch.dtype, device: torch.device) -> None:
         spec = place.reading.spec
         self._file, self._kept, self._dtype, self._device = file, kept, dtype, device
+        self._tied = "head" in spec.ties
         self._exact = {p.name for p in buffers(spec)}
         self._shapes = {p.name: p.shape for p in (*parameters(spec), *buffers(spec))}
         self._mapped: dict[Path, Tensor] = {}
@@ -150,15 +153,20 @@ class _Loader:
         kind, shape = entry.kind, self._shapes[name]
 
         def codes() -> Codes:
-            made = grouped(rows, kind)
-            values, scales, zeros = (part.view(*shape[:-1], -1) for part in (made.codes, made.scales, made.zeros))
-            return Codes(values, scales, zeros, made.bits)
+            return grouped(rows, kind)
+
+        def some(start: int, stop: int) -> Codes | Pairs:
+            make = paired if kind.name in NIBBLES and (stop - start) % 2 == 0 else grouped
+            return make(rows[start:stop], kind)
 
         def lookup(ids: Tensor) -> Tensor:
             return dequantised(rows[ids], kind)
 
-        # A token table is looked up in the file: it takes memory only where it is the head's matrix too.
-        keep(model, name, codes, lookup) if name.endswith(_TABLE) else keep(model, name, codes())
+        parts = Parts(shape, LAYOUTS[kind.name].bits, GROUP, some)
+        if not name.endswith(_TABLE):
+            keep(model, name, parts)
+        else:  # Looked up in the file: it takes memory only where it is the head's matrix too.
+            keep(model, name, parts if self._tied else codes, lookup)
 
     def _wanted(self, name: str) -> torch.dtype:
         return exact(self._dtype) if name in self._exact else self._dtype

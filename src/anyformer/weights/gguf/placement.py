@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from math import prod
 
 from anyformer.families.family import Interleaved, Joined, Otherwise, Rotated, Twice, Where
+from anyformer.nn.blocked import packed_bytes
 from anyformer.planning import buffers, parameters
-from anyformer.planning.kept import kept_bytes
 from anyformer.weights.gguf.format import Gguf
 from anyformer.weights.gguf.reading import Place
 from anyformer.weights.gguf.types import KEPT
@@ -26,6 +26,8 @@ _TABLE = re.compile(r"(.*\.)?embed\.token\.weight")
 _FOUR_BITS = ("Q4_0", "Q4_1", "Q4_K")
 _WITH_ZEROS = ("Q4_1", "Q5_1", "Q4_K", "Q5_K")
 """Kinds whose zeros are no multiple of their scales."""
+_FINE = ("Q4_K", "Q5_K", "MXFP4")
+"""Kinds whose scales are no numbers of half precision."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,9 @@ def _kept_bytes(kind: str, shape: Shape, *, tied: bool) -> int:
     """In memory; a table that is only looked up stays in the file."""
     if not tied:
         return 0
-    return kept_bytes(shape, 4 if kind in _FOUR_BITS else 8, GROUP, zeros=kind in _WITH_ZEROS)
+    return packed_bytes(
+        shape, 4 if kind in _FOUR_BITS else 8, GROUP, symmetric=kind not in _WITH_ZEROS, half=kind not in _FINE
+    )
 
 
 def table(places: Sequence[Placed]) -> str:
