@@ -34,11 +34,13 @@ from anyformer.text.gguf import read_tokenizer, tokenizer_metadata
 from anyformer.text.sentencepiece import file_in
 from anyformer.weights.config import read_object, write_config
 from anyformer.weights.dtypes import dtype_of, name_of
+from anyformer.weights.gguf.format import read_gguf
 from anyformer.weights.gguf.load import load_gguf
 from anyformer.weights.gguf.placement import Placed, table
 from anyformer.weights.gguf.reading import write_place
 from anyformer.weights.gguf.save import require_kind, save_gguf
 from anyformer.weights.hf import load_model, save_folder
+from anyformer.weights.mapping import trim
 from anyformer.weights.own import WEIGHTS_FILE, read_weights, write_weights
 
 if TYPE_CHECKING:
@@ -359,9 +361,14 @@ def load(
 
 
 def _load_gguf(file: Path, dtype: torch.dtype | None, device: torch.device, quantize: str | None) -> Checkpoint:
-    loaded = load_gguf(file, dtype, device, quantize)
-    kind = loaded.metadata.get("tokenizer.ggml.model")
-    tokenizer = None if kind in (None, "none", "no_vocab") else read_tokenizer(loaded.metadata, file)
+    said = read_gguf(file)
+    kind = said.metadata.get("tokenizer.ggml.model")
+    tokenizer = None if kind in (None, "none", "no_vocab") else read_tokenizer(said.metadata, file)
+    # A vocabulary's texts take as much as a tenth of a small model: they go before the weights come.
+    rest = {name: value for name, value in said.metadata.items() if not name.startswith("tokenizer.")}
+    said = replace(said, metadata=rest)
+    trim()
+    loaded = load_gguf(said, dtype, device, quantize)
     rows = loaded.model.spec.vocab_size
     if tokenizer is not None and tokenizer.vocab_size > rows:
         what = "the tokenizer has more tokens than the model has rows"

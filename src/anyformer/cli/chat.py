@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from anyformer.cli.generate import show
+from anyformer.cli.hurry import hurry
 from anyformer.cli.sampling import (
     Device,
     MaxNewTokens,
@@ -157,8 +158,9 @@ def chat(
     """
     from rich.console import Console
 
-    from anyformer.checkpoint import device_of, load
-    from anyformer.infer.decode import decoder_of
+    with hurry():
+        from anyformer.checkpoint import device_of, load
+        from anyformer.infer.decode import decoder_of
 
     sampling = sampling_of(
         max_new_tokens=max_new_tokens,
@@ -171,7 +173,8 @@ def chat(
         stop=stop,
     )
     console = Console(stderr=True, highlight=False)
-    loaded = load(checkpoint, device=device_of(device, where="--device"), quantize=quantize_of(quantize))
+    with hurry():
+        loaded = load(checkpoint, device=device_of(device, where="--device"), quantize=quantize_of(quantize))
     if loaded.tokenizer is None:
         raise UserError("a chat needs a tokenizer, and this checkpoint has none", where=checkpoint)
     conversation = Conversation(loaded.tokenizer, decoder_of(loaded.spec).max_positions, max_new_tokens, system)

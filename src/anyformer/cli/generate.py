@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from anyformer.cli.hurry import hurry
 from anyformer.cli.sampling import (
     Device,
     MaxNewTokens,
@@ -76,8 +77,9 @@ def generate(
 
     The continuation alone goes to standard output. Penalty, temperature, top-k, top-p, min-p act in this order.
     """
-    from anyformer import infer
-    from anyformer.checkpoint import device_of, load
+    with hurry():
+        from anyformer import infer
+        from anyformer.checkpoint import device_of, load
 
     sampling = sampling_of(
         max_new_tokens=max_new_tokens,
@@ -90,7 +92,8 @@ def generate(
         stop=stop,
     )
     text = _read_prompt(prompt)
-    loaded = load(checkpoint, device=device_of(device, where="--device"), quantize=quantize_of(quantize))
+    with hurry():
+        loaded = load(checkpoint, device=device_of(device, where="--device"), quantize=quantize_of(quantize))
     completion = None
     for delta in infer.stream(loaded.model, loaded.tokenizer, text, sampling, loaded.generation):
         completion = delta.completion

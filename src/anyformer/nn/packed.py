@@ -325,7 +325,7 @@ def multiplied(x: Tensor, rows: Tensor, scales: Tensor, zeros: Tensor | None, bi
     n_blocks, groups, width = scales.shape
     m = x.shape[0]
     if m <= FEW_ROWS:
-        step = max(1, BLOCK // (m * groups * width))
+        step = max(1, BLOCK // 4 // (m * groups * width))
         if step >= n_blocks:
             return _by_codes(x, rows, scales, zeros, bits)
         return torch.cat([_by_codes(x, *part, bits) for part in _slices(rows, scales, zeros, step)], 1)

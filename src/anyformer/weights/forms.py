@@ -77,4 +77,5 @@ def to_theirs(step: Step, ours: Sequence[Tensor]) -> list[Tensor]:
 
 def _regrouped(rows: Tensor, heads: int, *inner: int) -> Tensor:
     """Rows [heads · a · b, …] with the two inner parts of each head swapped."""
-    return rows.reshape(heads, *inner, *rows.shape[1:]).transpose(1, 2).flatten(0, 2)
+    order = torch.arange(len(rows)).view(heads, *inner).transpose(1, 2).flatten()
+    return rows.index_select(0, order)  # Copies whole rows, which a transposed copy does not.

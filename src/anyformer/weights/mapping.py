@@ -1,4 +1,4 @@
-"""Mapped tensors: which values still lie in a file, and how its pages are let go once they were copied."""
+"""Memory: which values still lie in a mapped file, how its pages are let go, and what was freed given back."""
 
 import ctypes
 import sys
@@ -36,3 +36,11 @@ def release(mapped: Sequence[Tensor]) -> None:
         stop = (each.data_ptr() + each.numel() * each.element_size()) // PAGESIZE * PAGESIZE
         if stop > start:
             ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), _MADV_DONTNEED)
+
+
+def trim() -> None:
+    """Gives freed memory back to the system, which glibc keeps for itself; elsewhere it does nothing."""
+    if sys.platform == "linux":
+        give_back = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if give_back is not None:
+            give_back(0)

@@ -1,10 +1,10 @@
 """A GGUF file read into a model: every tensor mapped, put in order by rows, and kept or dequantised."""
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from anyformer.weights.gguf.layouts import LAYOUTS, NIBBLES
 from anyformer.weights.gguf.placement import Placed, by_rows, placements
 from anyformer.weights.gguf.reading import Place, matched, read_place
 from anyformer.weights.gguf.types import HALVES, READ
-from anyformer.weights.mapping import lies_in, release
+from anyformer.weights.mapping import lies_in, release, trim
 from anyformer.weights.shapes import Shape, Step
 
 _TABLE = ".embed.token.weight"
@@ -35,15 +35,14 @@ _EXPONENT = 0x7C
 
 @dataclass(frozen=True)
 class Loaded:
-    """A file as a model, and what else stands in it."""
+    """A file as a model, and what became of each of its tensors."""
 
     model: Model
-    metadata: dict[str, Any]
     placed: list[Placed]
 
 
 def load_gguf(
-    path: Path,
+    source: Path | Gguf,
     dtype: torch.dtype | None,
     device: torch.device,
     quantize: str | None = None,
@@ -52,7 +51,7 @@ def load_gguf(
     """The model in a file, in evaluation mode; all is checked by name, shape and type before any tensor is read.
 
     Args:
-        path: the file, or the first of several.
+        source: the file, or the first of several; or what was read of it.
         dtype: of the weights in memory; None is that of the file's matrices where it holds all of the file's numbers,
             else float32.
         device: where they go.
@@ -62,13 +61,13 @@ def load_gguf(
     Raises:
         UserError: whatever is wrong with the file.
     """
-    file = read_gguf(path)
+    file = source if isinstance(source, Gguf) else read_gguf(source)
     place = read_place(file, dialects)
     matching = matched(place, file)
     _require_known(file)
     if matching.again:
         step = matching.again[0]
-        raise UserError("two tensors hold the same weight", where=path, got=f"{step.theirs[0]} for {step.ours[0]}")
+        raise UserError("two tensors hold the same weight", where=file.path, got=f"{step.theirs[0]} for {step.ours[0]}")
     dtype = dtype or _own_type(file)
     where = str(device).split(":")[0]
     placed = placements(place, file, matching.taken, quantize=quantize, dtype=name_of(dtype), device=where)
@@ -76,10 +75,13 @@ def load_gguf(
     kept = {each.name for each in placed if each.kept}
     loader = _Loader(place, file, kept, dtype, device)
     tensors: dict[str, Tensor] = {}
-    for step in matching.taken:
-        tensors.update(loader.tensors(model, step))
+    # Packing is numpy's work on small pieces, each on one thread: several tensors go side by side.
+    with ThreadPoolExecutor(torch.get_num_threads() if kept else 1) as pool:
+        for made in pool.map(lambda step: list(loader.tensors(model, step)), matching.taken):
+            tensors.update(made)
     load_rest(model, tensors)
-    return Loaded(model.eval(), file.metadata, placed)
+    trim()
+    return Loaded(model.eval(), placed)
 
 
 def _own_type(file: Gguf) -> torch.dtype:
@@ -120,7 +122,7 @@ class _Loader:
         self._tied = "head" in spec.ties
         self._exact = {p.name for p in buffers(spec)}
         self._shapes = {p.name: p.shape for p in (*parameters(spec), *buffers(spec))}
-        self._mapped: dict[Path, Tensor] = {}
+        self._mapped = {path: _mapped(path) for path in {entry.file for entry in file.tensors.values()}}
 
     def tensors(self, model: Model, step: Step) -> Iterator[tuple[str, Tensor]]:
         """What a step gives, kept weights put into the model at once."""
@@ -182,9 +184,11 @@ class _Loader:
 
     def _bytes(self, entry: Entry) -> Tensor:
         """A tensor's bytes [..., bytes of a row], mapped from the file."""
-        if entry.file not in self._mapped:
-            size = entry.file.stat().st_size
-            self._mapped[entry.file] = torch.from_file(str(entry.file), shared=False, size=size, dtype=torch.uint8)
         row: int = entry.kind.row_bytes(entry.shape[-1])
         shape: Shape = (*entry.shape[:-1], row)
         return self._mapped[entry.file][entry.offset : entry.offset + prod(shape)].view(shape)
+
+
+def _mapped(file: Path) -> Tensor:
+    """A file's bytes, mapped: they are read when they are used, and what is written to them changes no file."""
+    return torch.from_file(str(file), shared=False, size=file.stat().st_size, dtype=torch.uint8)
