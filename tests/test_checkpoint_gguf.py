@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 import typer
+from gguf import GGUFReader
 from typer.testing import CliRunner
 
 from anyformer.checkpoint import Checkpoint, load
@@ -12,11 +13,14 @@ from anyformer.cli.convert import convert
 from anyformer.cli.generate import generate
 from anyformer.cli.plan import plan
 from anyformer.errors import UserError
+from anyformer.families import FAMILIES
+from anyformer.infer import Generation
 from anyformer.laws.gguf import gguf
 from anyformer.nn.model import build
 from anyformer.nn.quantised import quantised
 from anyformer.spec import load_spec
 from anyformer.text import Tokenizer
+from anyformer.weights.gguf import save
 from cli.test_front import call
 
 TEMPLATE = (
@@ -160,8 +164,57 @@ def test_what_is_there_is_not_lost(made, file, tmp_path):
 
 
 def test_without_a_tokenizer(made, tmp_path):
-    path = Checkpoint(made.spec, made.model).save(tmp_path / "bare.gguf", format="gguf")
-    assert load(path).tokenizer is None
+    path = Checkpoint(made.spec, made.model, generation=Generation(eos_ids=(7,))).save(
+        tmp_path / "b.gguf", format="gguf"
+    )
+    back = load(path)
+    assert back.tokenizer is None
+    assert back.generation.eos_ids == (7,)
+
+
+def test_how_replies_end_and_what_they_never_say_go_along(made, tmp_path):
+    user, bot = made.tokenizer.token_id("<|user|>"), made.tokenizer.token_id("<|bot|>")
+    generation = Generation(eos_ids=(made.tokenizer.eos_id, user), suppressed=(bot, 5))
+    kept = Checkpoint(made.spec, made.model, made.tokenizer, generation)
+    back = load(kept.save(tmp_path / "x.gguf", format="gguf"))
+    assert {made.tokenizer.eos_id, user} <= {*back.tokenizer.eos_ids}
+    assert back.generation.suppressed == (5, bot)
+    reader = GGUFReader(tmp_path / "x.gguf")
+    assert reader.fields["tokenizer.ggml.eot_token_id"].contents() == user
+    assert reader.fields["tokenizer.ggml.suppress_tokens"].contents() == [5, bot]
+
+
+def test_families_are_not_for_gguf(made, file, tmp_path):
+    for asked in (
+        lambda: load(file, families=FAMILIES[:1]),
+        lambda: made.save(tmp_path / "x.gguf", format="gguf", families=FAMILIES[:1]),
+    ):
+        with pytest.raises(UserError, match="own dialects"):
+            asked()
+
+
+def test_files_say_what_readers_of_ours_need(made, tmp_path):
+    """The `gguf` package's reading of what we write: numbers of types, routers and short rows in types of their own."""
+    overrides = ["vocab_size=320", "d_model=48", "attention.n_heads=3", "attention.d_head=16", "n_layers=1"]
+    spec = load_spec("mixtral-8x7b", [*overrides, "attention.n_kv_heads=1", "ffn.n_experts=4", "ffn.expert.d_ff=64"])
+    for kind, number in (("q8_0", 7), ("q4_1", 3), ("f32", 0), ("bf16", 32)):
+        path = Checkpoint(spec, build(spec, seed=1)).save(tmp_path / f"{kind}.gguf", format="gguf", quantize=kind)
+        reader = GGUFReader(path)
+        assert reader.fields["general.file_type"].contents() == number
+        kinds = {tensor.name: tensor.tensor_type.name for tensor in reader.tensors}
+        assert kinds["blk.0.ffn_gate_inp.weight"] == kinds["blk.0.attn_norm.weight"] == "F32"
+        assert kinds["blk.0.ffn_down_exps.weight"] == kind.upper()
+        # Rows of 48 are no whole blocks of 32.
+        assert kinds["blk.0.attn_q.weight"] == (kind.upper() if "q" not in kind else "F16")
+        assert load(path).spec == load(path, quantize="keep").spec
+
+
+def test_a_stored_type_is_kept_where_it_loses_nothing(made, tmp_path):
+    half = Checkpoint(made.spec, build(made.spec, seed=1, dtype="bfloat16"))
+    path = half.save(tmp_path / "half.gguf", format="gguf")
+    assert {value.dtype for value in load(path, dtype="stored").model.parameters()} == {torch.bfloat16}
+    path = made.save(tmp_path / "finer.gguf", format="gguf", quantize="bf16")
+    assert {value.dtype for value in load(path, dtype="stored").model.parameters()} == {torch.float32}
 
 
 def test_on_the_command_line(made, tmp_path):
@@ -174,6 +227,8 @@ def test_on_the_command_line(made, tmp_path):
     assert {each["kind"]: each["kept"] for each in table["tensors"]} == {"Q4_1": True, "F32": False}
     said = run("plan", tmp_path / "q.gguf", "--quantize", "none").stdout
     assert "Q4_1   floats" in said
+    made.save(tmp_path / "folder", format="gguf", quantize="q8_0")
+    assert "Q8_0   kept" in run("plan", tmp_path / "folder").stdout
     want = load(tmp_path / "q.gguf").generate("def", max_new_tokens=5)
     for how in ("keep", "none"):
         words = ("generate", tmp_path / "q.gguf", "--prompt", "def", "--max-new-tokens", "5", "--quantize", how)
@@ -184,10 +239,22 @@ def test_on_the_command_line(made, tmp_path):
         (("convert", own, tmp_path / "x", "--to", "hf", "--quantize", "q4_1"), "only gguf is written quantised"),
         (("generate", own, "--prompt", "x", "--quantize", "q4"), "keep or none"),
         (("convert", own, tmp_path / "x", "--to", "gguf", "--quantize", "q2_k"), "not written in this type"),
+        (("plan", own, "--quantize", "keep"), "only a GGUF file"),
     ):
         with pytest.raises(UserError, match=said):
             run(*words)
     assert not (tmp_path / "x").exists()
+
+
+def test_a_writer_that_is_off_by_one_bit_breaks_the_round_trip(made, monkeypatch):
+    before = save.to_theirs
+
+    def off(step, ours):
+        made = before(step, ours)
+        return [torch.nextafter(x, x + 1) if "norm" in step.ours[0] else x for x in made]
+
+    monkeypatch.setattr(save, "to_theirs", off)
+    assert gguf(made.model, 0).holds is False
 
 
 def test_the_round_trip_is_part_of_what_verify_says(made):

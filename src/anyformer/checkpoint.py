@@ -164,7 +164,7 @@ class Checkpoint:
                 called model.gguf.
             format: "anyformer"; "hf" for the form of Hugging Face, which a published family's specification has; "gguf"
                 for the form of llama.cpp, which has fewer.
-            families: further families beside the package's own, looked through after them.
+            families: further families beside the package's own, looked through after them; not for "gguf".
             quantize: for "gguf", the type of matrices: "f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0" or "q5_1";
                 without one, that of the model.
 
@@ -176,6 +176,7 @@ class Checkpoint:
             raise UserError("unknown checkpoint format", got=format, expected=", ".join(FORMATS))
         path = Path(folder)
         if format == "gguf":
+            _require_no_families(families)
             return self._save_gguf(path, quantize)
         if quantize is not None:
             remedy = 'format="gguf" has quantised types'
@@ -206,7 +207,11 @@ class Checkpoint:
         place = write_place(self.spec)
         metadata: dict[str, Any] = {"tokenizer.ggml.model": "none"}
         if self.tokenizer is not None:
-            metadata = tokenizer_metadata(self.tokenizer, self.spec.vocab_size)
+            metadata = tokenizer_metadata(self.tokenizer, self.spec.vocab_size, self.generation.eos_ids)
+        elif self.generation.eos_ids:
+            metadata["tokenizer.ggml.eos_token_id"] = self.generation.eos_ids[0]
+        if self.generation.suppressed:
+            metadata[_SUPPRESSED] = list(self.generation.suppressed)
         state = dequantised_state(self.model)
         if path.suffix.lower() == GGUF:
             if os.path.lexists(path) and not is_gguf(path):
@@ -251,6 +256,7 @@ class Checkpoint:
         return {**more, **{key: value for key, value in config.items() if value is not None or key not in more}}
 
 
+_SUPPRESSED = "tokenizer.ggml.suppress_tokens"
 _GGUF_KINDS = {"float32": "f32", "float64": "f32", "float16": "f16", "bfloat16": "bf16"}
 
 
@@ -271,6 +277,13 @@ def _held(model: torch.nn.Module) -> str:
         numbers, size = (sum(part) for part in zip(*values, strict=True))
         lines.append(f"{name:<10} {len(values):>7,} {numbers:>15,} {size / 2**20:>9,.1f}")
     return "\n".join(lines)
+
+
+def _require_no_families(families: Sequence[Family]) -> None:
+    if families:
+        remedy = 'leave it out; format="hf" and folders of Hugging Face take families'
+        what = "GGUF files are read and written by the package's own dialects"
+        raise UserError(what, where="families", got=f"{len(families)} of them", remedy=remedy)
 
 
 def _require_free(path: Path) -> None:
@@ -332,7 +345,7 @@ def load(
         device: where the model goes: "cpu", "cuda", "cuda:N", or "auto" for CUDA where it is there.
         quantize: None makes floats of quantised weights. "keep" leaves each matrix in the file's own quantised values
             where this machine has a product for them; `explain` says which.
-        families: further families of published models beside the package's own, looked through first.
+        families: further families of published models beside the package's own, looked through first; not for GGUF.
 
     Raises:
         UserError: a dtype or device that cannot be used; no checkpoint there; files cut short, foreign or of a newer
@@ -345,6 +358,7 @@ def load(
     wanted, place = dtype_of(dtype), device_of(device)
     folder = resolve(path)
     if is_gguf(folder):
+        _require_no_families(families)
         return _load_gguf(folder, wanted, place, quantize)
     tokenizer = _tokenizer(folder)
     generation, embedding = Generation.read(folder), Embedding.read(folder)
@@ -364,6 +378,11 @@ def _load_gguf(file: Path, dtype: torch.dtype | None, device: torch.device, quan
     said = read_gguf(file)
     kind = said.metadata.get("tokenizer.ggml.model")
     tokenizer = None if kind in (None, "none", "no_vocab") else read_tokenizer(said.metadata, file)
+    end = said.metadata.get("tokenizer.ggml.eos_token_id") if tokenizer is None else None
+    suppressed = said.metadata.get(_SUPPRESSED, [])
+    if not isinstance(suppressed, list):
+        raise UserError("this is no list of ids", where=f"{file}, {_SUPPRESSED}", got=type(suppressed).__name__)
+    generation = Generation(eos_ids=() if end is None else (end,), suppressed=tuple(suppressed))
     # A vocabulary's texts take as much as a tenth of a small model: they go before the weights come.
     rest = {name: value for name, value in said.metadata.items() if not name.startswith("tokenizer.")}
     said = replace(said, metadata=rest)
@@ -373,7 +392,7 @@ def _load_gguf(file: Path, dtype: torch.dtype | None, device: torch.device, quan
     if tokenizer is not None and tokenizer.vocab_size > rows:
         what = "the tokenizer has more tokens than the model has rows"
         raise UserError(what, where=file, got=f"{tokenizer.vocab_size} tokens", expected=f"at most {rows}")
-    return Checkpoint(loaded.model.spec, loaded.model, tokenizer, placed=tuple(loaded.placed))
+    return Checkpoint(loaded.model.spec, loaded.model, tokenizer, generation, placed=tuple(loaded.placed))
 
 
 _OTHER_TOKENIZERS = ("tokenizer.model", "spiece.model", "source.spm", "vocab.json", "vocab.txt", "merges.txt")

@@ -22,7 +22,10 @@ def convert(
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, float64, or stored: as they are.")] = "stored",
     quantize: Annotated[
         str | None,
-        typer.Option(help="gguf's type of matrices: f32, f16, bf16, q8_0, q4_0 …", show_default="as they are"),
+        typer.Option(
+            help="gguf's type of matrices: f32, f16, bf16, q8_0, q4_0, q4_1, q5_0 or q5_1.",
+            show_default="that in memory, f32 for quantised ones",
+        ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a checkpoint that is there.")] = False,
 ) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from anyformer.cli.sampling import Quantize, quantize_of
+from anyformer.cli.sampling import quantize_of
 from anyformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -96,7 +96,10 @@ def plan(
         typer.Option("--set", metavar="KEY=VALUE", help="Change the recipe or run; may be repeated."),
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="Name the shipped recipes and runs.")] = False,
-    quantize: Quantize = "keep",
+    quantize: Annotated[
+        str | None,
+        typer.Option(help="For a GGUF file: keep its quantised values, or none: make floats.", show_default="keep"),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Parameters, FLOPs and memory of a model, from its specification alone.
@@ -105,7 +108,6 @@ def plan(
     """
     from anyformer.planning import largest_batch
     from anyformer.planning import plan as make_plan
-    from anyformer.spec.folder import is_gguf
 
     if list_:
         names = shipped()
@@ -121,9 +123,12 @@ def plan(
     made = make_plan(loaded, batch=rows, **lengths, prefix=prefix, dtype=dtype, optimizer=optimizer)
     made = replace(made, facts={**made.facts, **usual.facts})
     table, text = made.to_dict(), made.table()
-    if is_gguf(Path(spec)) and not set_:
-        table["tensors"], placed = _placed(spec, quantize_of(quantize), dtype)
-        text += f"\n\n{placed}"
+    file = _gguf_file(spec)
+    if file is None and quantize is not None:
+        raise UserError("only a GGUF file says what it holds quantised", where="--quantize", got=quantize)
+    if file is not None and not set_:
+        table["tensors"], placed = _placed(file, quantize_of(quantize or "keep"), dtype)
+        text += f"\n\nweights in memory as this file gives them, in place of those above\n{placed}"
     if memory is not None:
         fits = largest_batch(loaded, parse_bytes(memory), **lengths, dtype=dtype, optimizer=optimizer)
         table["largest_batch"] = {"memory": parse_bytes(memory), "rows": fits}
@@ -132,15 +137,24 @@ def plan(
     typer.echo(json.dumps(table, indent=1) if as_json else text)
 
 
-def _placed(source: str, quantize: str | None, dtype: str) -> tuple[list[dict[str, Any]], str]:
+def _gguf_file(source: str) -> Path | None:
+    """The GGUF file that a source means, itself or the one of a folder."""
+    from anyformer.spec.folder import is_gguf, resolve
+
+    path = Path(source)
+    found = resolve(path) if path.is_dir() else path
+    return found if is_gguf(found) else None
+
+
+def _placed(file: Path, quantize: str | None, dtype: str) -> tuple[list[dict[str, Any]], str]:
     """What becomes of each tensor of a GGUF file in memory, as objects and as a table."""
     from anyformer.weights.gguf.format import read_gguf
     from anyformer.weights.gguf.placement import placements, table
     from anyformer.weights.gguf.reading import matched, read_place
 
-    file = read_gguf(Path(source))
-    place = read_place(file)
-    placed = placements(place, file, matched(place, file).taken, quantize=quantize, dtype=dtype)
+    said = read_gguf(file)
+    place = read_place(said)
+    placed = placements(place, said, matched(place, said).taken, quantize=quantize, dtype=dtype)
     return [asdict(each) for each in placed], table(placed)
 
 
@@ -155,10 +169,9 @@ class _Usual(NamedTuple):
 
 def _what(source: str, overrides: list[str]) -> "tuple[ModelSpec, _Usual]":
     """The model to plan, and what its run says of how it is trained."""
-    from anyformer.spec.folder import is_gguf
     from anyformer.weights.source import load_spec
 
-    if is_gguf(Path(source)):
+    if _gguf_file(source) is not None:
         return load_spec(source, overrides), _Usual(optimizer="none")
     if not is_run(source):
         return load_spec(source, overrides), _Usual()

@@ -168,12 +168,13 @@ def _flag(library: Library, file: Fields, tokens: Sequence[str]) -> None:
     )
 
 
-def tokenizer_metadata(tokenizer: Tokenizer, rows: int) -> dict[str, Any]:
+def tokenizer_metadata(tokenizer: Tokenizer, rows: int, ends: Sequence[int] = ()) -> dict[str, Any]:
     """The keys `tokenizer.…` that say what `tokenizer` does.
 
     Args:
         tokenizer: one over a byte-level BPE, characters, or SentencePiece's BPE or Unigram.
         rows: the rows of the model's embedding; the list of tokens is filled up to it.
+        ends: further ids that end a reply, beside the tokenizer's own.
 
     Returns:
         Plain values: text, true or false, whole numbers, lists of text, whole numbers and numbers.
@@ -205,7 +206,7 @@ def tokenizer_metadata(tokenizer: Tokenizer, rows: int) -> dict[str, Any]:
             if getattr(entry, name):
                 flagged[name].append(index)
     found |= {f"tokenizer.anyformer.{name}": sorted(ids) for name, ids in flagged.items() if ids}
-    roles = _role_keys(tokenizer)
+    roles = _role_keys(tokenizer, ends)
     if "tokenizer.ggml.eos_token_id" not in roles:
         roles |= _no_end(found)
     return found | roles | _affix_keys(tokenizer) | _template_keys(tokenizer.settings.chat_templates)
@@ -220,12 +221,12 @@ def _fill(found: dict[str, Any], rows: int) -> None:
         found[SCORES] = [*found[SCORES], *[_UNUSED_SCORE] * len(filled)]
 
 
-def _role_keys(tokenizer: Tokenizer) -> dict[str, int]:
+def _role_keys(tokenizer: Tokenizer, ends: Sequence[int]) -> dict[str, int]:
     ids = {"bos": tokenizer.bos_id, "eos": tokenizer.eos_id, "unknown": tokenizer.unk_id, "padding": tokenizer.pad_id}
     for role in ("sep", "cls", "mask"):
         token = tokenizer.settings.named.get(f"{role}_token")
         ids["seperator" if role == "sep" else role] = None if token is None else tokenizer.token_id(token)
-    ids |= _end_ids(tokenizer)
+    ids |= _end_ids(tokenizer, ends)
     return {f"tokenizer.ggml.{role}_token_id": index for role, index in ids.items() if index is not None}
 
 
@@ -244,9 +245,10 @@ def _no_end(found: Mapping[str, Any]) -> dict[str, int]:
     return {"tokenizer.ggml.eos_token_id": types.index(UNUSED)}
 
 
-def _end_ids(tokenizer: Tokenizer) -> dict[str, int | None]:
+def _end_ids(tokenizer: Tokenizer, more: Sequence[int]) -> dict[str, int | None]:
     """The ends beside EOS: those that no reader knows by name come first, as there are two places."""
-    ends = [index for index in tokenizer.eos_ids if index != tokenizer.eos_id and tokenizer.token(index) is not None]
+    every = dict.fromkeys([*tokenizer.eos_ids, *more])
+    ends = [index for index in every if index != tokenizer.eos_id and tokenizer.token(index) is not None]
     ends.sort(key=lambda index: tokenizer.token(index) in _ENDS)
     eom = next((index for index in ends if tokenizer.token(index) == "<|eom_id|>"), None)
     places = {"eom": eom}
@@ -258,7 +260,7 @@ def _end_ids(tokenizer: Tokenizer) -> dict[str, int | None]:
             raise UserError(
                 "GGUF has three places for tokens that end a text, and there are more",
                 where="tokenizer",
-                got=", ".join(repr(tokenizer.token(index)) for index in tokenizer.eos_ids),
+                got=", ".join(repr(tokenizer.token(index)) for index in every),
                 remedy="leave out of eos_token_id what does not end an answer",
             )
     return places

@@ -7,8 +7,8 @@ stands here. Normalisation too is that of the published file; llama.cpp has none
 agree for text in NFC, as nearly all text is.
 
 Left out are names whose vocabulary is not byte-level (`gemma4`, `granite-embed-multi-311m`, `sarvam-moe`,
-`whitespace`), encoders that put separators around a text (`jina-…`, `roberta-bpe`, `granite-embed-…`), `superbpe`,
-whose pattern matches the empty text, and `afmoe`, for which llama.cpp has a rule of its own.
+`whitespace`), encoders' (`jina-…`, `roberta-bpe`, `granite-embed-…`), `superbpe`, whose pattern matches the
+empty text, and `afmoe`, for which llama.cpp has a rule of its own.
 """
 
 import json
@@ -19,6 +19,7 @@ from tokenizers import Regex, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Library
 
 from anyformer.errors import UserError
+from anyformer.spec.problems import did_you_mean
 
 _PART = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _LETTERS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -160,11 +161,14 @@ RULES = _table()
 def rules_of(name: str, where: object) -> Rules:
     """The rules of the published pre-tokeniser `name`. `UserError` for one that is not known here."""
     if name not in RULES:
+        near = did_you_mean(name, RULES)
+        remedy = f"did you mean `{near}`? " if near else ""
         raise UserError(
             "this pre-tokeniser is not known, and another would cut the text differently",
             where=where,
             got=repr(name),
-            expected=" | ".join(sorted(RULES)),
+            expected=", ".join(sorted(RULES)),
+            remedy=f"{remedy}a folder of Hugging Face with tokenizer.json says how a text is cut",
         )
     return RULES[name]
 

@@ -81,8 +81,9 @@ def library_of(path: Path, pre: str | None = None) -> tuple[Library, str | None]
     rules, control = (rules_of(pre, "pre"), dict[str, int]()) if pre is not None else _KNOWN[name]
     ranks = _ranks(path)
     vocab = {_spelled(token): rank for token, rank in ranks.items()}
+    taken = set(ranks.values())
     for token, index in control.items():
-        if token in vocab or index in ranks.values():
+        if token in vocab or index in taken:
             what = "this vocabulary is not the published one of its name"
             raise UserError(what, where=path, got=f"{len(ranks)} tokens", expected=f"{token} with id {index}")
     # With the control tokens in it, they keep their ids where some in between stand for nothing.

@@ -64,16 +64,17 @@ ENDS: tuple[Rule, ...] = (
 TIED_TWICE: Rule = ("output.weight", "head.weight", Twice(untied=True))
 """The output matrix again where it is the token table."""
 OUT: Rule = (f"{BLOCK}.attn_output.{{p}}", f"{OURS}.attention.out.{{p}}")
-ATTENTION: tuple[Rule, ...] = (
-    *((f"{BLOCK}.attn_{x}.{{p}}", f"{OURS}.attention.{x}.{{p}}") for x in "qkv"),
-    OUT,
-)
+V: Rule = (f"{BLOCK}.attn_v.{{p}}", f"{OURS}.attention.v.{{p}}")
+QKV: tuple[Rule, ...] = (*((f"{BLOCK}.attn_{x}.{{p}}", f"{OURS}.attention.{x}.{{p}}") for x in "qk"), V)
+ATTENTION: tuple[Rule, ...] = (*QKV, OUT)
 FUSED_QKV: Rule = (f"{BLOCK}.attn_qkv.{{p}}", tuple(f"{OURS}.attention.{x}.{{p}}" for x in "qkv"), Joined())
 """Queries, keys and values of all heads, one after another."""
 QK_NORMS: tuple[Rule, ...] = tuple(
     (f"{BLOCK}.attn_{x}_norm.weight", f"{OURS}.attention.{x}_norm.norm.weight") for x in "qk"
 )
-DENSE: tuple[Rule, ...] = tuple((f"{BLOCK}.ffn_{x}.{{p}}", f"{OURS}.ffn.{x}.{{p}}") for x in ("up", "down"))
+UP: Rule = (f"{BLOCK}.ffn_up.{{p}}", f"{OURS}.ffn.up.{{p}}")
+DOWN: Rule = (f"{BLOCK}.ffn_down.{{p}}", f"{OURS}.ffn.down.{{p}}")
+DENSE: tuple[Rule, ...] = (UP, DOWN)
 GATED: tuple[Rule, ...] = ((f"{BLOCK}.ffn_gate.{{p}}", f"{OURS}.ffn.gate.{{p}}"), *DENSE)
 PRE_NORMS: tuple[Rule, ...] = (
     (f"{BLOCK}.attn_norm.{{p}}", f"{OURS}.attention_norms.before.{{p}}"),

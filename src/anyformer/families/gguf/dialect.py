@@ -252,8 +252,9 @@ class Dialect:
         family: whose configuration the keys give.
         model: the class of the family that such files hold.
         keys: metadata and the configuration's keys.
-        tensors: rules for names and shapes, beside the family's own specification.
-        when: a key with what its value must be ("some" or "none") that tells this dialect from others.
+        tensors: rules for names and shapes, as `families.family.Rule` says: `{i}` is a layer, `{e}` an expert, `{p}`
+            weight or bias.
+        when: a key that tells this dialect from others of its architecture, and whether it is there and not 0.
         ignored: metadata that does not change what a model computes.
         dropped: patterns of tensors that are computed, not learned.
         vectors: patterns of tensors that some files have as matrices of one row, which ggml does not tell apart.

@@ -3,15 +3,16 @@
 from anyformer.families import llama, mixtral
 from anyformer.families.family import Rotated, Rule, Stacked
 from anyformer.families.gguf.common import (
-    ATTENTION,
     BLOCK,
     ENDS,
     GATED,
     OURS,
+    OUT,
     PRE_NORMS,
     RMS_EPS,
     THETA,
     UNTIED,
+    V,
     sizes,
 )
 from anyformer.families.gguf.dialect import Dialect, Implied, Key, Present, Whole
@@ -29,7 +30,8 @@ HEADS: tuple[Key, ...] = (
 TURNED: tuple[Rule, ...] = (
     (f"{BLOCK}.attn_q.{{p}}", f"{OURS}.attention.q.{{p}}", Rotated("n_heads")),
     (f"{BLOCK}.attn_k.{{p}}", f"{OURS}.attention.k.{{p}}", Rotated("n_kv_heads")),
-    *ATTENTION[2:],
+    V,
+    OUT,
 )
 """Files of this architecture rotate neighbouring channels, and their rows lie so."""
 EXPERTS: tuple[Rule, ...] = (

@@ -8,14 +8,14 @@ the published code, a row does when it is that long.
 from anyformer.families import phi3
 from anyformer.families.family import Joined, Rule
 from anyformer.families.gguf.common import (
-    ATTENTION,
     BLOCK,
-    DENSE,
+    DOWN,
     ENDS,
     FUSED_QKV,
     OURS,
     OUT,
     PRE_NORMS,
+    QKV,
     RMS_EPS,
     THETA,
     UNTIED,
@@ -44,6 +44,6 @@ PHI3 = Dialect(
         Implied("hidden_act", "silu"),
         UNTIED,
     ),
-    tensors=(*ENDS, *FUSED, *ATTENTION[:3], OUT, *DENSE[1:], *PRE_NORMS),
+    tensors=(*ENDS, *FUSED, *QKV, OUT, DOWN, *PRE_NORMS),
     ignored=("attention.sliding_window",),
 )

@@ -1,11 +1,13 @@
 """Rows of stored bytes to numbers and to codes; `quantised`, the way back, is in `encode`."""
 
+from collections.abc import Set
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from anyformer.errors import UserError
-from anyformer.nn.packed import GROUP, Codes, Pairs
+from anyformer.nn.packed import Codes, Pairs
 from anyformer.weights.gguf.encode import quantised
 from anyformer.weights.gguf.layouts import LAYOUTS, NIBBLES, Layout
 from anyformer.weights.gguf.spans import over_blocks, steps
@@ -15,7 +17,8 @@ __all__ = ["dequantised", "grouped", "paired", "quantised"]
 
 _AT_ONCE = 2**20
 """Numbers in a scratch block."""
-_PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
+PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
+"""Kinds that are stored as floats."""
 
 
 def dequantised(data: Tensor, kind: Kind, out: Tensor | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -37,8 +40,8 @@ def dequantised(data: Tensor, kind: Kind, out: Tensor | None = None, dtype: torc
     n = blocks * kind.block
     if out is not None and out.shape != (rows, n):
         raise UserError("the result has another shape", where="out", got=tuple(out.shape), expected=(rows, n))
-    if kind.name in _PLAIN:
-        plain = _straight(data, _PLAIN[kind.name])
+    if kind.name in PLAIN:
+        plain = _straight(data, PLAIN[kind.name])
         return plain.to(dtype) if out is None else out.copy_(plain)
     layout = LAYOUTS[kind.name]
     result = torch.empty(rows, n, dtype=dtype, device=data.device) if out is None else out
@@ -61,11 +64,12 @@ def dequantised(data: Tensor, kind: Kind, out: Tensor | None = None, dtype: torc
 
 
 def grouped(data: Tensor, kind: Kind) -> Codes:
-    """Rows of stored bytes as codes, with a scale and a zero for each 32 numbers.
+    """Rows of stored bytes as codes, with a scale and a zero for each 32 numbers, or 16 (`KEPT`).
 
     With finite scales and zeros `Codes.dequantised` gives the numbers of `dequantised` exactly, but for the sign of a
     zero: a scale has 11 bits and a code up to 8, or a scale 17 and a code up to 5, so that their product needs no
-    rounding in float32, and both round the sum once.
+    rounding in float32, and both round the sum once. Of Q6_K a scale has 19 bits and a code 6: two roundings instead of
+    one, each of at most 2⁻²⁴ of the largest number of the group.
 
     Args:
         data: uint8 [rows, bytes per row], any strides; never written to.
@@ -73,11 +77,12 @@ def grouped(data: Tensor, kind: Kind) -> Codes:
 
     Raises `UserError` for a kind that does not stay in codes, and for bytes of another size.
     """
-    rows, blocks = _blocks(data, kind, KEPT, "kept in codes")
+    rows, blocks = _blocks(data, kind, KEPT.keys(), "kept in codes")
     layout = LAYOUTS[kind.name]
     n = blocks * kind.block
     codes = torch.empty(rows, n, dtype=torch.uint8, device=data.device)
-    scales, zeros = (torch.empty(rows, n // GROUP, dtype=torch.float32, device=data.device) for _ in range(2))
+    shape = rows, n // KEPT[kind.name]
+    scales, zeros = (torch.empty(shape, dtype=torch.float32, device=data.device) for _ in range(2))
 
     def work(stored: Tensor, codes: Tensor, scales: Tensor, zeros: Tensor) -> None:
         scale, zero = _scales(layout, stored)
@@ -100,11 +105,12 @@ def paired(data: Tensor, kind: Kind) -> Pairs:
 
     Raises `UserError` as `grouped` does.
     """
-    rows, blocks = _blocks(data, kind, frozenset(NIBBLES), "kept in pairs")
+    rows, blocks = _blocks(data, kind, NIBBLES.keys(), "kept in pairs")
     layout, (at, run) = LAYOUTS[kind.name], NIBBLES[kind.name]
     n = blocks * kind.block
     pairs = torch.empty(rows // 2, n, dtype=torch.uint8, device=data.device)
-    scales, zeros = (torch.empty(rows, n // GROUP, dtype=torch.float32, device=data.device) for _ in range(2))
+    shape = rows, n // KEPT[kind.name]
+    scales, zeros = (torch.empty(shape, dtype=torch.float32, device=data.device) for _ in range(2))
     runs = (kind.n_bytes - at) // run
     size = max(1, _AT_ONCE // (2 * n))
     for start in range(0, rows // 2, size):
@@ -121,7 +127,7 @@ def paired(data: Tensor, kind: Kind) -> Pairs:
     return Pairs(pairs, scales, zeros)
 
 
-def _blocks(data: Tensor, kind: Kind, kinds: frozenset[str], verb: str) -> tuple[int, int]:
+def _blocks(data: Tensor, kind: Kind, kinds: Set[str], verb: str) -> tuple[int, int]:
     """Rows, and blocks in each. Raises `UserError`."""
     if kind.name not in kinds:
         raise UserError(f"{kind.name} is not {verb}", got=kind.name, expected=", ".join(sorted(kinds)))

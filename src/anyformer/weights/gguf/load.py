@@ -13,18 +13,18 @@ from torch import Tensor
 from anyformer.errors import UserError
 from anyformer.families.gguf import DIALECTS, Dialect
 from anyformer.nn.model import Model, build
-from anyformer.nn.packed import GROUP, Codes, Pairs, Parts
+from anyformer.nn.packed import GROUP, Codes, Pairs, Parts, can_keep
 from anyformer.nn.precision import exact
 from anyformer.nn.quantised import keep, load_rest
 from anyformer.planning import buffers, parameters
 from anyformer.weights.dtypes import name_of
 from anyformer.weights.forms import to_ours
-from anyformer.weights.gguf.blocks import dequantised, grouped, paired
+from anyformer.weights.gguf.blocks import PLAIN, dequantised, grouped, paired
 from anyformer.weights.gguf.format import Entry, Gguf, read_gguf
 from anyformer.weights.gguf.layouts import LAYOUTS, NIBBLES
 from anyformer.weights.gguf.placement import Placed, by_rows, placements
 from anyformer.weights.gguf.reading import Place, matched, read_place
-from anyformer.weights.gguf.types import HALVES, READ
+from anyformer.weights.gguf.types import HALVES, KEPT, READ
 from anyformer.weights.mapping import lies_in, release, trim
 from anyformer.weights.shapes import Shape, Step
 
@@ -69,8 +69,8 @@ def load_gguf(
         step = matching.again[0]
         raise UserError("two tensors hold the same weight", where=file.path, got=f"{step.theirs[0]} for {step.ours[0]}")
     dtype = dtype or _own_type(file)
-    where = str(device).split(":")[0]
-    placed = placements(place, file, matching.taken, quantize=quantize, dtype=name_of(dtype), device=where)
+    refusal = can_keep((GROUP, GROUP), device) or ""
+    placed = placements(place, file, matching.taken, quantize=quantize, dtype=name_of(dtype), refusal=refusal)
     model = build(place.reading.spec, device="meta")
     kept = {each.name for each in placed if each.kept}
     loader = _Loader(place, file, kept, dtype, device)
@@ -86,9 +86,8 @@ def load_gguf(
 
 def _own_type(file: Gguf) -> torch.dtype:
     """One type for all of a file: that of its matrices where the vectors, always float32, lose nothing by it."""
-    own = {"F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
     kinds = {entry.kind.name for entry in file.tensors.values() if len(entry.shape) > 1}
-    wanted = own.get(next(iter(kinds)), torch.float32) if len(kinds) == 1 else torch.float32
+    wanted = PLAIN.get(next(iter(kinds)), torch.float32) if len(kinds) == 1 else torch.float32
     for entry in file.tensors.values():
         if len(entry.shape) == 1 and entry.kind.name == "F32" and wanted in (torch.float16, torch.bfloat16):
             data = np.fromfile(entry.file, np.float32, entry.shape[0], offset=entry.offset)
@@ -164,7 +163,7 @@ class _Loader:
         def lookup(ids: Tensor) -> Tensor:
             return dequantised(rows[ids], kind)
 
-        parts = Parts(shape, LAYOUTS[kind.name].bits, GROUP, some)
+        parts = Parts(shape, LAYOUTS[kind.name].bits, KEPT[kind.name], some)
         if not name.endswith(_TABLE):
             keep(model, name, parts)
         else:  # Looked up in the file: it takes memory only where it is the head's matrix too.
@@ -175,8 +174,7 @@ class _Loader:
 
     def _floats(self, rows: Tensor, entry: Entry, wanted: torch.dtype | None) -> Tensor:
         """Rows of bytes as numbers: of the wanted type, or the file's own, float32 for a quantised one."""
-        own = {"F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}.get(entry.kind.name, torch.float32)
-        return dequantised(rows, entry.kind, dtype=wanted or own)
+        return dequantised(rows, entry.kind, dtype=wanted or PLAIN.get(entry.kind.name, torch.float32))
 
     def _placed(self, name: str, value: Tensor, whole: Sequence[Tensor]) -> Tensor:
         made = value.view(self._shapes[name]).to(self._device, self._wanted(name))

@@ -13,8 +13,6 @@ from anyformer.weights.gguf.reading import Place
 from anyformer.weights.gguf.types import KEPT
 from anyformer.weights.shapes import Shape, Step
 
-GROUP = 32
-"""Numbers that share a scale in what is kept."""
 _STORED = ("F32", "F16", "BF16", "F64")
 _WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 _MATRICES = re.compile(
@@ -23,10 +21,10 @@ _MATRICES = re.compile(
 )
 """Matrices that are used through a product alone, and the token table."""
 _TABLE = re.compile(r"(.*\.)?embed\.token\.weight")
-_FOUR_BITS = ("Q4_0", "Q4_1", "Q4_K")
-_WITH_ZEROS = ("Q4_1", "Q5_1", "Q4_K", "Q5_K")
+_FOUR_BITS = ("Q4_0", "Q4_1", "Q4_K", "Q2_K", "Q3_K")
+_WITH_ZEROS = ("Q4_1", "Q5_1", "Q4_K", "Q5_K", "Q2_K")
 """Kinds whose zeros are no multiple of their scales."""
-_FINE = ("Q4_K", "Q5_K", "MXFP4")
+_FINE = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "MXFP4")
 """Kinds whose scales are no numbers of half precision."""
 
 
@@ -66,7 +64,7 @@ def by_rows(step: Step) -> bool:
 
 
 def placements(
-    place: Place, file: Gguf, taken: Sequence[Step], *, quantize: str | None, dtype: str, device: str = "cpu"
+    place: Place, file: Gguf, taken: Sequence[Step], *, quantize: str | None, dtype: str, refusal: str = ""
 ) -> list[Placed]:
     """What becomes of each tensor.
 
@@ -76,7 +74,7 @@ def placements(
         taken: which are made into which.
         quantize: None, or "keep".
         dtype: of what is not kept.
-        device: "cpu", or another.
+        refusal: why nothing can be kept here, empty where it can.
     """
     shapes = {p.name: p.shape for p in (*parameters(place.reading.spec), *buffers(place.reading.spec))}
     found: list[Placed] = []
@@ -84,7 +82,7 @@ def placements(
         kinds = [file.tensors[name].kind.name for name in step.theirs]
         for name in step.ours:
             shape = shapes[name]
-            why = _why_not(name, shape, kinds, step, device) if quantize == "keep" else "quantize is None"
+            why = (_why_not(name, shape, kinds, step) or refusal) if quantize == "keep" else "quantize is None"
             size = _kept_bytes(kinds[0], shape, tied=_is_tied(place, name)) if not why else 0
             plain = prod(shape) * _WIDTHS[dtype]
             said = why if quantize == "keep" and kinds[0] not in _STORED else ""
@@ -96,7 +94,7 @@ def _is_tied(place: Place, name: str) -> bool:
     return _TABLE.fullmatch(name) is None or "head" in place.reading.spec.ties
 
 
-def _why_not(name: str, shape: Shape, kinds: Sequence[str], step: Step, device: str) -> str:
+def _why_not(name: str, shape: Shape, kinds: Sequence[str], step: Step) -> str:
     """Why a tensor does not stay quantised, empty where it does."""
     kind = kinds[0]
     if kind in _STORED:
@@ -107,9 +105,7 @@ def _why_not(name: str, shape: Shape, kinds: Sequence[str], step: Step, device: 
         return "not used through a product alone"
     if not by_rows(step):
         return "the file has it in another order within rows"
-    if shape[-1] % GROUP:
-        return f"rows of {shape[-1]} are no whole groups of {GROUP}"
-    return "" if device == "cpu" else f"no product with quantised values on {device}"
+    return ""
 
 
 def _kept_bytes(kind: str, shape: Shape, *, tied: bool) -> int:
@@ -117,7 +113,7 @@ def _kept_bytes(kind: str, shape: Shape, *, tied: bool) -> int:
     if not tied:
         return 0
     return packed_bytes(
-        shape, 4 if kind in _FOUR_BITS else 8, GROUP, symmetric=kind not in _WITH_ZEROS, half=kind not in _FINE
+        shape, 4 if kind in _FOUR_BITS else 8, KEPT[kind], symmetric=kind not in _WITH_ZEROS, half=kind not in _FINE
     )
 
 

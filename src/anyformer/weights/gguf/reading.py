@@ -84,7 +84,7 @@ def _dialect_of(architecture: Any, meta: Mapping[str, Any], where: Path, dialect
         if dialect.architecture == architecture and dialect.suits(meta):
             return dialect
     near = did_you_mean(architecture, known) if isinstance(architecture, str) else None
-    remedy = f"did you mean `{near}`?" if near else "a folder of Hugging Face may hold the same model"
+    remedy = f"did you mean `{near}`?" if near else None
     raise UserError(
         "no family of this GGUF architecture is known" if architecture else "the file names no architecture",
         where=where,

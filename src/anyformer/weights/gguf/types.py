@@ -98,8 +98,13 @@ HALVES: Mapping[str, tuple[int, ...]] = MappingProxyType(
     }
 )
 """Where the half-precision scales (and zeros) lie in a block of the kinds that are read and have any."""
-KEPT: frozenset[str] = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "IQ4_NL", "MXFP4"})
-"""Kinds that can stay in codes, with one scale and one zero to each 32 numbers."""
+KEPT: Mapping[str, int] = MappingProxyType(
+    {
+        **dict.fromkeys(("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "IQ4_NL", "MXFP4"), 32),
+        **dict.fromkeys(("Q2_K", "Q3_K", "Q6_K"), 16),
+    }
+)
+"""Kinds that can stay in codes, and how many numbers share a scale and a zero."""
 WRITTEN: tuple[str, ...] = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
 """Kinds that numbers are written in."""
 FILE_TYPES: Mapping[str, int] = MappingProxyType(
