@@ -1,6 +1,7 @@
 """GGUF files as checkpoints: saved and loaded with their tokenizer, kept quantised, explained, on the command line."""
 
 import json
+import os
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from anyformer.nn.quantised import quantised
 from anyformer.spec import load_spec
 from anyformer.text import Tokenizer
 from anyformer.weights.gguf import save
+from anyformer.weights.source import load_spec as load_spec_of_any
 from cli.test_front import call
 
 TEMPLATE = (
@@ -138,6 +140,31 @@ def test_kept_weights_compute_what_their_floats_do(made, tmp_path, kind):
         assert torch.equal(value, floats.model.state_dict()[name]), name
     theirs = kept.save(tmp_path / "hf", format="hf")
     assert torch.equal(load(theirs).model(tokens), floats.model(tokens))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
+def test_kept_weights_among_floats_of_another_type(made, tmp_path, dtype):
+    path = made.save(tmp_path / "x.gguf", format="gguf", quantize="q8_0")
+    kept, floats = load(path, dtype=dtype, quantize="keep"), load(path, dtype=dtype)
+    wanted = getattr(torch, dtype)
+    assert {value.dtype for value in kept.model.parameters()} == {wanted}
+    tokens = torch.randint(0, 300, (2, 9), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        assert kept.model.hidden(tokens).dtype == wanted
+        got, want = kept.model(tokens), floats.model(tokens)
+    # Products with codes are float32's in any type.
+    assert (got - want).abs().max() <= max(8 * torch.finfo(wanted).eps, 1e-5) * want.abs().max()
+    caches = (each.model.new_cache(batch=1, capacity=8).nbytes for each in (kept, floats))
+    assert next(caches) == next(caches)
+
+
+def test_pipes_and_devices_are_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", "/dev/zero"):
+        with pytest.raises(UserError, match="neither a file nor a folder"):
+            load_spec_of_any(path)
+        with pytest.raises(UserError):
+            load(path)
 
 
 def test_what_is_there_is_not_lost(made, file, tmp_path):

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from anyformer.errors import UserError
 from anyformer.families import FAMILIES, Family
-from anyformer.files import atomic_file, atomic_folder, write_text
+from anyformer.files import atomic_folder, write_text
 from anyformer.infer.embed import Embedding, embed
 from anyformer.infer.generation import GENERATION_FILE, UNSAID, Generation
 from anyformer.nn.model import Model
@@ -216,8 +216,7 @@ class Checkpoint:
         if path.suffix.lower() == GGUF:
             if os.path.lexists(path) and not is_gguf(path):
                 raise UserError("there is something else than a GGUF file", where=path, remedy="choose another name")
-            with atomic_file(path) as partial:
-                save_gguf(partial, place, state, kind, metadata, path.stem)
+            save_gguf(path, place, state, kind, metadata, path.stem)
             return path
         if os.path.lexists(path):
             others = [each.name for each in path.iterdir() if each.name != GGUF_FILE] if path.is_dir() else [path.name]
@@ -226,7 +225,7 @@ class Checkpoint:
                 got = ", ".join(sorted(others)[:5])
                 raise UserError("there are other things, which saving would remove", where=path, got=got, remedy=remedy)
         with atomic_folder(path) as folder:
-            save_gguf(folder / GGUF_FILE, place, state, kind, metadata, path.name)
+            save_gguf(folder / GGUF_FILE, place, state, kind, metadata, path.name, path / GGUF_FILE)
         return path
 
     def _eos_ids(self) -> tuple[int, ...]:

@@ -7,12 +7,15 @@ import unicodedata
 
 import pytest
 import sentencepiece
+from gguf import GGUFReader
 from tokenizers import Tokenizer as Library
 from tokenizers import models
 
 from anyformer.errors import UserError
 from anyformer.text import Tokenizer
+from anyformer.text.gguf import read_tokenizer, tokenizer_metadata
 from anyformer.text.sentencepiece import parse
+from anyformer.weights.gguf.format import read_gguf, write_gguf
 
 LINES = [
     "Hello world, hello there. The quick brown fox jumps over the lazy dog; don't panic!",
@@ -255,3 +258,19 @@ def test_a_model_cut_short_is_refused_wherever_it_ends():
     for end in range(len(whole)):
         with pytest.raises(UserError, match="no whole SentencePiece model"):
             parse(whole[:end], "here")
+
+
+def test_the_table_of_characters_is_written_as_bytes(tmp_path):
+    """llama.cpp opens no file in which it is a list of anything else."""
+    tokenizer = loaded(tmp_path, trained("unigram", byte_fallback=True))
+    metadata = tokenizer_metadata(tokenizer, tokenizer.vocab_size)
+    table = metadata["tokenizer.ggml.precompiled_charsmap"]
+    assert isinstance(table, bytes)
+    assert len(table) > 1000
+    path = tmp_path / "x.gguf"
+    write_gguf(path, {"general.architecture": "t5", **metadata}, [])
+    field = GGUFReader(path).fields["tokenizer.ggml.precompiled_charsmap"]
+    assert field.types[1].name == "UINT8"
+    back = read_tokenizer(read_gguf(path).metadata, path)
+    for text in ("ﬁne ①②  Ｈello", "plain text"):
+        assert back.encode(text) == tokenizer.encode(text)

@@ -200,7 +200,7 @@ def metadata_of(library: Library) -> dict[str, Any] | None:
     state = json.loads(library.model.__getstate__())
     if library.pre_tokenizer is None and library.normalizer is None and _is_of_characters(library, state):
         return _characters_metadata(library, state)
-    if "ByteLevel" not in str(library.decoder) or "ByteLevel" not in str(library.pre_tokenizer):
+    if not (_of_bytes_alone(library.decoder) and _of_bytes_alone(library.pre_tokenizer)):
         return None
     _require_plain(state)
     merges = [merge.split(" ", 1) if isinstance(merge, str) else merge for merge in state["merges"]]
@@ -209,6 +209,11 @@ def metadata_of(library: Library) -> dict[str, Any] | None:
         raise _homeless("merges of tokens with spaces", strange)
     found = {"tokenizer.ggml.model": "gpt2", **_name(library, state), **_table(library, dict(state["vocab"]))}
     return {**found, MERGES: [" ".join(pair) for pair in merges]}
+
+
+def _of_bytes_alone(part: Any) -> bool:
+    """Whether a decoder or pre-tokeniser works on bytes. What it prints of itself is cut short, within characters."""
+    return part is not None and b'"ByteLevel"' in part.__getstate__()
 
 
 def _require_plain(state: Mapping[str, Any]) -> None:

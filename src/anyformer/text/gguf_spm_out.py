@@ -64,7 +64,7 @@ def metadata_of(library: Library) -> dict[str, Any] | None:
     if unigram:
         found["tokenizer.ggml.remove_extra_whitespaces"] = rules.squeeze
         if rules.charsmap:
-            found["tokenizer.ggml.precompiled_charsmap"] = list(rules.charsmap)
+            found["tokenizer.ggml.precompiled_charsmap"] = bytes(rules.charsmap)
     if rules.differences:
         what = "GGUF has no place for some rules of this tokenizer, and llama.cpp gives other ids for "
         warnings.warn(what + "; ".join(rules.differences), stacklevel=2)

@@ -8,7 +8,7 @@ filter or method called with an enormous width, such as `center(10 ** 9)`.
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -19,6 +19,7 @@ import jinja2
 import jinja2.ext
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError
+from jinja2.filters import do_join
 from jinja2.parser import Parser
 from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -27,7 +28,7 @@ from jinja2.visitor import NodeTransformer
 
 from anyformer.errors import UserError
 
-MOST_SECONDS = 10.0
+MOST_SECONDS = 2.0
 """Of this thread's own computing, for one conversation; real templates take milliseconds."""
 MOST_LENGTH = 1 << 24
 """Characters of one string, and items of one list."""
@@ -162,6 +163,7 @@ def _method(name: str, arguments: list[nodes.Expr] | None = None) -> nodes.Call:
 def _compiled(template: str) -> jinja2.Template:
     environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
     environment.filters["tojson"] = _tojson
+    environment.filters["join"] = _join
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     environment.globals["namespace"] = _Namespace
@@ -215,6 +217,14 @@ def _tojson(
 ) -> str:
     # Jinja's own filter escapes HTML characters and sorts keys, neither of which belongs in a prompt.
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+@jinja2.pass_eval_context
+def _join(context: nodes.EvalContext, value: Iterable[Any], d: str = "", attribute: str | int | None = None) -> str:
+    items = _made(list(value))
+    lengths = (len(item) for item in items if isinstance(item, str))
+    _require(len(items) * len(str(d)) + sum(lengths) <= MOST_LENGTH, f"a text longer than {MOST_LENGTH}")
+    return str(_made(do_join(context, items, d, attribute)))
 
 
 def _raise_exception(message: str) -> NoReturn:

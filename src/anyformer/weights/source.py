@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from anyformer.errors import UserError
 from anyformer.spec import source as plain
 from anyformer.spec.folder import is_gguf, is_published, resolve
 from anyformer.spec.parts import ModelSpec
@@ -20,12 +21,22 @@ def load_spec(source: plain.Source, overrides: Iterable[str] = ()) -> ModelSpec:
         overrides: `"attention.n_kv_heads=2"` and the like, laid on the recipe; an expanded specification is first
             turned back into one.
     """
+    if isinstance(source, str | Path):
+        _require_plain(Path(source))
     path = None if isinstance(source, ModelSpec | Mapping) else _published(source)
     if path is None:
         return plain.load_spec(source, overrides)
     if is_gguf(path):
         return plain.load_spec(read_place(read_gguf(path)).reading.spec, overrides)
     return plain.load_spec(read_config(read_object(path), path).spec, overrides)
+
+
+def _require_plain(path: Path) -> None:
+    """Raises `UserError` for a pipe or a device, which may never end."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise UserError(
+            "this is neither a file nor a folder", where=path, expected="a file, a folder or a recipe's name"
+        )
 
 
 def _published(source: str | Path) -> Path | None:

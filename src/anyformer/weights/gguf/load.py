@@ -71,7 +71,7 @@ def load_gguf(
     dtype = dtype or _own_type(file)
     refusal = can_keep((GROUP, GROUP), device) or ""
     placed = placements(place, file, matching.taken, quantize=quantize, dtype=name_of(dtype), refusal=refusal)
-    model = build(place.reading.spec, device="meta")
+    model = build(place.reading.spec, device="meta", dtype=dtype)
     kept = {each.name for each in placed if each.kept}
     loader = _Loader(place, file, kept, dtype, device)
     tensors: dict[str, Tensor] = {}

@@ -31,7 +31,13 @@ def require_kind(name: str) -> Kind:
 
 
 def save_gguf(
-    path: Path, place: Place, state: Mapping[str, Tensor], kind: Kind, metadata: Mapping[str, Any], name: str = ""
+    path: Path,
+    place: Place,
+    state: Mapping[str, Tensor],
+    kind: Kind,
+    metadata: Mapping[str, Any],
+    name: str = "",
+    where: object = None,
 ) -> None:
     """Writes a file, a tensor at a time.
 
@@ -45,6 +51,7 @@ def save_gguf(
         kind: the type of matrices.
         metadata: of the tokenizer.
         name: what the model is called.
+        where: what messages call the file, `path` where None.
 
     Raises:
         UserError: numbers that the type cannot hold; a file that cannot be written.
@@ -58,7 +65,7 @@ def save_gguf(
     if kind.block > 1:
         general["general.quantization_version"] = _QUANTISATION_VERSION
     tables = [_table(title, numbers) for title, numbers in place.tables.items()]
-    tensors = list(_planned(place, state, kind, path))
+    tensors = list(_planned(place, state, kind, where or path))
     write_gguf(path, {**general, **place.meta, **metadata}, [*tables, *tensors])
 
 
@@ -66,7 +73,7 @@ def _table(name: str, numbers: list[float]) -> Planned:
     return Planned(name, KIND["F32"], (len(numbers),), lambda: pack(f"<{len(numbers)}f", *numbers))
 
 
-def _planned(place: Place, state: Mapping[str, Tensor], kind: Kind, path: Path) -> Iterator[Planned]:
+def _planned(place: Place, state: Mapping[str, Tensor], kind: Kind, where: object) -> Iterator[Planned]:
     written: set[str] = set()
     for step in steps(place.reading, ""):
         if not written.isdisjoint(step.ours):
@@ -77,7 +84,7 @@ def _planned(place: Place, state: Mapping[str, Tensor], kind: Kind, path: Path) 
 
             def make(step: Step = step, number: int = number, of: Kind = of, name: str = name) -> memoryview:
                 values = to_theirs(step, [state[ours] for ours in step.ours])[number]
-                return _bytes(values, of, f"{path}, {name}")
+                return _bytes(values, of, f"{where}, {name}")
 
             yield Planned(name, of, shape, make)
     assert written == set(state), f"no rule writes {sorted(set(state) - written)}"
