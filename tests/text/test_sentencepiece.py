@@ -262,7 +262,7 @@ def test_a_model_cut_short_is_refused_wherever_it_ends():
 
 def test_the_table_of_characters_is_written_as_bytes(tmp_path):
     """llama.cpp opens no file in which it is a list of anything else."""
-    tokenizer = loaded(tmp_path, trained("unigram", byte_fallback=True))
+    tokenizer = loaded(tmp_path, trained("unigram"))
     metadata = tokenizer_metadata(tokenizer, tokenizer.vocab_size)
     table = metadata["tokenizer.ggml.precompiled_charsmap"]
     assert isinstance(table, bytes)
