@@ -52,15 +52,18 @@ class Peer:
         self._process.wait()
 
 
-def compare_tokens(ours: Checkpoint, peer: Peer) -> None:
+def compare_tokens(ours: Checkpoint, peer: Peer) -> bool:
+    equal = True
     for control in (False, True):
         for name, text in TEXTS.items():
             here = ours.tokenizer.encode(text, bare=True, control=control)
             there = peer.ask(do="tokens", text=text, special=control)
             same = here == there
+            equal = equal and same
             print(f"  ids  {name:<12} control={control!s:<5} {len(here):>4}  {'equal' if same else 'DIFFER'}")
             if not same:
                 print(f"       here  {here[:24]}\n       there {there[:24]}")
+    return equal
 
 
 def compare_greedy(ours: Checkpoint, peer: Peer, n: int) -> None:
@@ -92,12 +95,15 @@ def main() -> None:
         if args.types:
             whole = load(args.file)
             files += [whole.save(Path(place, f"{kind}.gguf"), format="gguf", quantize=kind) for kind in args.types]
-        for number, file in enumerate(files):
+        equal = True
+        for file in files:
             print(f"{file.name}, {file.stat().st_size / 1e6:.1f} MB, held here: {args.quantize}")
             ours, peer = load(file, quantize=how), Peer(args.peer, file, args.threads)
-            compare_tokens(ours, peer)
+            equal = compare_tokens(ours, peer) and equal
             compare_greedy(ours, peer, args.tokens)
             peer.close()
+    if not equal:
+        raise SystemExit("ids differ")
 
 
 if __name__ == "__main__":
