@@ -25,10 +25,11 @@ class Config:
     Args:
         table: the JSON object.
         where: its file, for messages.
+        noun: what has the keys, for messages.
     """
 
-    def __init__(self, table: Mapping[str, Any], where: object) -> None:
-        self.where = where
+    def __init__(self, table: Mapping[str, Any], where: object, noun: str = "configuration") -> None:
+        self.where, self._noun = where, noun
         self._table = dict(table)
         self._used: set[str] = set()
 
@@ -44,7 +45,7 @@ class Config:
 
     def _default(self, key: str, default: Any) -> Any:
         if default is REQUIRED:
-            raise UserError(f"the configuration lacks `{key}`", where=self.where, expected=f"a value for {key}")
+            raise UserError(f"the {self._noun} lacks `{key}`", where=self.where, expected=f"a value for {key}")
         return default
 
     def __contains__(self, key: str) -> bool:
@@ -93,11 +94,11 @@ class Config:
         value = self.get(key, {})
         if not isinstance(value, dict):
             self.refuse(key, value, "a table")
-        return Config(value, f"{self.where}, {key}")
+        return Config(value, f"{self.where}, {key}", self._noun)
 
     def refuse(self, key: str, got: object, expected: str, remedy: str | None = None) -> NoReturn:
         """Raises the `UserError` of a value that no specification has."""
-        what = f"the configuration's `{key}` cannot be used"
+        what = f"the {self._noun}'s `{key}` cannot be used"
         raise UserError(what, where=self.where, got=f"{key} = {shown(got)}", expected=expected, remedy=remedy)
 
     def finish(self, fixed: Mapping[str, Any], ignored: Iterable[str]) -> None:
@@ -113,7 +114,7 @@ class Config:
             if key.split(".")[0] in ignored or key in ignored or value is None:
                 continue
             if key not in fixed:
-                what = f"the configuration's `{key}` is not known, and may change what the model computes"
+                what = f"the {self._noun}'s `{key}` is not known, and may change what the model computes"
                 remedy = "remove the key if it does not; if it does, no specification of this family says it yet"
                 raise UserError(what, where=self.where, got=f"{key} = {shown(value)}", remedy=remedy)
             allowed = fixed[key] if isinstance(fixed[key], tuple) else (fixed[key],)

@@ -76,6 +76,15 @@ UP: Rule = (f"{BLOCK}.ffn_up.{{p}}", f"{OURS}.ffn.up.{{p}}")
 DOWN: Rule = (f"{BLOCK}.ffn_down.{{p}}", f"{OURS}.ffn.down.{{p}}")
 DENSE: tuple[Rule, ...] = (UP, DOWN)
 GATED: tuple[Rule, ...] = ((f"{BLOCK}.ffn_gate.{{p}}", f"{OURS}.ffn.gate.{{p}}"), *DENSE)
+ROUTER: Rule = (f"{BLOCK}.ffn_gate_inp.weight", f"{OURS}.ffn.router.weight")
+EXPERTS: tuple[Rule, ...] = (
+    ROUTER,
+    *((f"{BLOCK}.ffn_{x}_exps.weight", f"{OURS}.ffn.experts.{x}.weight") for x in ("gate", "up", "down")),
+)
+"""All experts of a layer in one tensor."""
+SHARED_EXPERT: tuple[Rule, ...] = tuple(
+    (f"{BLOCK}.ffn_{x}_shexp.weight", f"{OURS}.ffn.shared.{x}.weight") for x in ("gate", "up", "down")
+)
 PRE_NORMS: tuple[Rule, ...] = (
     (f"{BLOCK}.attn_norm.{{p}}", f"{OURS}.attention_norms.before.{{p}}"),
     (f"{BLOCK}.ffn_norm.{{p}}", f"{OURS}.ffn_norms.before.{{p}}"),

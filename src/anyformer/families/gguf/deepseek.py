@@ -10,7 +10,19 @@ from anyformer.families import deepseek_v2, deepseek_v3
 from anyformer.families.experts import ACTIVATION, ExpertGroups, SharedExperts
 from anyformer.families.family import Heads, Interleaved, Joined, Rule
 from anyformer.families.fields import Flag, Named, Same, SparseLayers, Tied
-from anyformer.families.gguf.common import BLOCK, ENDS, GATED, OURS, OUT, PRE_NORMS, RMS_EPS, THETA, UNTIED
+from anyformer.families.gguf.common import (
+    BLOCK,
+    ENDS,
+    EXPERTS,
+    GATED,
+    OURS,
+    OUT,
+    PRE_NORMS,
+    RMS_EPS,
+    SHARED_EXPERT,
+    THETA,
+    UNTIED,
+)
 from anyformer.families.gguf.dialect import Dialect, Implied, Real, Rows, Whole
 from anyformer.families.gguf.dialect import Flag as Switch
 from anyformer.families.gguf.latent import (
@@ -69,12 +81,11 @@ LATENT: tuple[Rule, ...] = (
     ),
     OUT,
 )
-EXPERTS: tuple[Rule, ...] = (
-    (f"{BLOCK}.ffn_gate_inp.weight", f"{OURS}.ffn.router.weight"),
+MIXTURE: tuple[Rule, ...] = (
+    *EXPERTS,
     (f"{BLOCK}.{CHOICE_BIAS}", f"{OURS}.ffn.router.choice_bias"),
-    *((f"{BLOCK}.ffn_{x}_exps.weight", f"{_EXPERTS}.{x}.weight") for x in ("gate", "up", "down")),
     (f"{BLOCK}.ffn_gate_up_exps.weight", (f"{_EXPERTS}.gate.weight", f"{_EXPERTS}.up.weight"), Joined(1)),
-    *((f"{BLOCK}.ffn_{x}_shexp.weight", f"{OURS}.ffn.shared.{x}.weight") for x in ("gate", "up", "down")),
+    *SHARED_EXPERT,
 )
 
 DEEPSEEK2 = Dialect(
@@ -105,5 +116,5 @@ DEEPSEEK2 = Dialect(
         Implied("hidden_act", "silu"),
         UNTIED,
     ),
-    tensors=(*ENDS, *LATENT, *GATED, *EXPERTS, *PRE_NORMS),
+    tensors=(*ENDS, *LATENT, *GATED, *MIXTURE, *PRE_NORMS),
 )

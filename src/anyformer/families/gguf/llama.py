@@ -5,6 +5,7 @@ from anyformer.families.family import Rotated, Rule, Stacked
 from anyformer.families.gguf.common import (
     BLOCK,
     ENDS,
+    EXPERTS,
     GATED,
     OURS,
     OUT,
@@ -34,18 +35,10 @@ TURNED: tuple[Rule, ...] = (
     OUT,
 )
 """Files of this architecture rotate neighbouring channels, and their rows lie so."""
-EXPERTS: tuple[Rule, ...] = (
-    (f"{BLOCK}.ffn_gate_inp.weight", f"{OURS}.ffn.router.weight"),
-    *(
-        rule
-        for x in ("gate", "up", "down")
-        for rule in (
-            (f"{BLOCK}.ffn_{x}_exps.weight", f"{OURS}.ffn.experts.{x}.weight"),
-            (f"{BLOCK}.ffn_{x}.{{e}}.weight", f"{OURS}.ffn.experts.{x}.weight", Stacked()),
-        )
-    ),
+APART: tuple[Rule, ...] = tuple(
+    (f"{BLOCK}.ffn_{x}.{{e}}.weight", f"{OURS}.ffn.experts.{x}.weight", Stacked()) for x in ("gate", "up", "down")
 )
-"""All experts of a layer in one tensor; older files have one for each."""
+"""A tensor for each expert, as older files have them."""
 
 LLAMA = Dialect(
     architecture="llama",
@@ -69,5 +62,5 @@ MIXTRAL = Dialect(
         Whole("expert_count", "num_local_experts"),
         Whole("expert_used_count", "num_experts_per_tok"),
     ),
-    tensors=(*ENDS, *TURNED, *EXPERTS, *PRE_NORMS),
+    tensors=(*ENDS, *TURNED, *EXPERTS, *APART, *PRE_NORMS),
 )

@@ -7,12 +7,14 @@ from anyformer.families.gguf.common import (
     ATTENTION,
     BLOCK,
     ENDS,
+    EXPERTS,
     GATED,
     OURS,
     PRE_NORMS,
     QK_NORMS,
     RMS_EPS,
     SHARE,
+    SHARED_EXPERT,
     THETA,
     UNTIED,
     sizes,
@@ -34,13 +36,9 @@ MIXTURE: tuple[Key, ...] = (
         default=Quotient("feed_forward_length", "expert_used_count"),
     ),
 )
-EXPERTS: tuple[Rule, ...] = (
-    (f"{BLOCK}.ffn_gate_inp.weight", f"{OURS}.ffn.router.weight"),
-    *((f"{BLOCK}.ffn_{x}_exps.weight", f"{OURS}.ffn.experts.{x}.weight") for x in ("gate", "up", "down")),
-)
 SHARED_GATE = f"{BLOCK}.ffn_gate_inp_shexp.weight"
 SHARED: tuple[Rule, ...] = (
-    *((f"{BLOCK}.ffn_{x}_shexp.weight", f"{OURS}.ffn.shared.{x}.weight") for x in ("gate", "up", "down")),
+    *SHARED_EXPERT,
     (SHARED_GATE, f"{OURS}.ffn.shared_gate.weight", Stacked()),
 )
 """The gate of the shared expert is a vector there, a matrix of one row here: a stack of one."""

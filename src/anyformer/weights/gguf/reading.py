@@ -97,7 +97,7 @@ def _dialect_of(architecture: Any, meta: Mapping[str, Any], where: Path, dialect
 def _read(
     dialect: Dialect, meta: Mapping[str, Any], shapes: Mapping[str, Shape], numbers: Any, where: str, file: object
 ) -> Place:
-    said = Said(Config(_flat(meta), where), shapes, numbers)
+    said = Said(Config(_flat(meta), where, "file"), shapes, numbers)
     for name, most in _MOST.items():
         if isinstance(meta.get(name), int) and meta[name] > most:
             said.meta.refuse(name, meta[name], f"at most {most:,}, as in llama.cpp")
