@@ -3,7 +3,8 @@
 Each run is a process of its own: `anyformer generate FILE --max-new-tokens 1` from its start to its first byte of text,
 and its peak resident memory, beside a process that imports torch alone and (with --peer) llama.cpp doing the same.
 Runs alternate; medians are printed. The file is in the page cache, as after a first use. Pages of a mapped file count
-as resident once they are touched.
+as resident once they are touched, torch's own library among them: the second row runs the few kernels that a first
+token needs, on small tensors, so that what they add is seen apart.
 
     python benchmarks/gguf_first_token.py FILE.gguf [--peer PYTHON_WITH_LLAMA_CPP] [--runs 7]
 """
@@ -22,6 +23,20 @@ import sys
 from llama_cpp import Llama
 model = Llama(model_path=sys.argv[1], n_ctx=512, n_threads=2, verbose=False)
 print(model.create_completion(sys.argv[2], max_tokens=1, temperature=0.0)["choices"][0]["text"], flush=True)
+"""
+KERNELS = """
+import torch
+import torch.nn.functional as F
+with torch.inference_mode():
+    x, w = torch.randn(1, 5, 9, 64), torch.randn(64, 64)
+    F.scaled_dot_product_attention(F.linear(x, w).transpose(1, 2), x.transpose(1, 2), x.transpose(1, 2), is_causal=True)
+    F.silu(x).half().float().sum(-1).mul_(2).addcmul_(x[..., 0], x[..., 0])
+    F.embedding(torch.tensor([1]), w), x.argmax()
+    packed = torch.zeros(64, 36, dtype=torch.uint8)
+    index, starts = torch.arange(64, dtype=torch.int32), torch.arange(0, 64, 32, dtype=torch.int32)
+    op = torch.ops.quantized.embedding_bag_4bit_rowwise_offsets
+    op(packed, index, starts, per_sample_weights=torch.ones(64))
+print(1)
 """
 
 
@@ -49,6 +64,7 @@ def main() -> None:
     generate = [verb, "generate", str(args.file), "--prompt", PROMPT, "--max-new-tokens", "1"]
     ways = {
         "torch imported": [sys.executable, "-c", "import torch; print(1)"],
+        "and its kernels": [sys.executable, "-c", KERNELS],
         "keep": [*generate, "--quantize", "keep"],
         "none": [*generate, "--quantize", "none"],
     }

@@ -37,7 +37,7 @@ from anyformer.weights.dtypes import dtype_of, name_of
 from anyformer.weights.gguf.format import read_gguf
 from anyformer.weights.gguf.load import load_gguf
 from anyformer.weights.gguf.placement import Placed, table
-from anyformer.weights.gguf.reading import write_place
+from anyformer.weights.gguf.reading import read_place, write_place
 from anyformer.weights.gguf.save import require_kind, save_gguf
 from anyformer.weights.hf import load_model, save_folder
 from anyformer.weights.mapping import trim
@@ -375,6 +375,7 @@ def load(
 
 def _load_gguf(file: Path, dtype: torch.dtype | None, device: torch.device, quantize: str | None) -> Checkpoint:
     said = read_gguf(file)
+    read_place(said)  # A model that is not known is refused before its tokenizer is.
     kind = said.metadata.get("tokenizer.ggml.model")
     tokenizer = None if kind in (None, "none", "no_vocab") else read_tokenizer(said.metadata, file)
     end = said.metadata.get("tokenizer.ggml.eos_token_id") if tokenizer is None else None

@@ -158,6 +158,7 @@ def chat(
     """
     from rich.console import Console
 
+    held = quantize_of(quantize)
     with hurry():
         from anyformer.checkpoint import device_of, load
         from anyformer.infer.decode import decoder_of
@@ -174,7 +175,7 @@ def chat(
     )
     console = Console(stderr=True, highlight=False)
     with hurry():
-        loaded = load(checkpoint, device=device_of(device, where="--device"), quantize=quantize_of(quantize))
+        loaded = load(checkpoint, device=device_of(device, where="--device"), quantize=held)
     if loaded.tokenizer is None:
         raise UserError("a chat needs a tokenizer, and this checkpoint has none", where=checkpoint)
     conversation = Conversation(loaded.tokenizer, decoder_of(loaded.spec).max_positions, max_new_tokens, system)

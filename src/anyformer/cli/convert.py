@@ -54,6 +54,9 @@ def convert(
     with console.status(f"reading {source}") as shown:
         checkpoint = load(source, dtype=dtype)
         shown.update(f"writing {target}")
+        if any(each.kind not in ("F32", "F16", "BF16", "F64") for each in checkpoint.placed) and quantize is None:
+            remedy = "; --quantize q8_0 or q4_0 would keep it small" if to == "gguf" else ""
+            console.print(f"[yellow]quantised weights become float32, which takes more room{remedy}[/]")
         checkpoint.save(target, format=to, quantize=quantize)
     typer.echo(f"{target}: {_written(target, to)}", err=True)
 

@@ -77,6 +77,7 @@ def generate(
 
     The continuation alone goes to standard output. Penalty, temperature, top-k, top-p, min-p act in this order.
     """
+    held = quantize_of(quantize)
     with hurry():
         from anyformer import infer
         from anyformer.checkpoint import device_of, load
@@ -93,7 +94,7 @@ def generate(
     )
     text = _read_prompt(prompt)
     with hurry():
-        loaded = load(checkpoint, device=device_of(device, where="--device"), quantize=quantize_of(quantize))
+        loaded = load(checkpoint, device=device_of(device, where="--device"), quantize=held)
     completion = None
     for delta in infer.stream(loaded.model, loaded.tokenizer, text, sampling, loaded.generation):
         completion = delta.completion

@@ -122,13 +122,17 @@ def plan(
     lengths = {"context": length, "source": source}
     made = make_plan(loaded, batch=rows, **lengths, prefix=prefix, dtype=dtype, optimizer=optimizer)
     made = replace(made, facts={**made.facts, **usual.facts})
-    table, text = made.to_dict(), made.table()
     file = _gguf_file(spec)
     if file is None and quantize is not None:
         raise UserError("only a GGUF file says what it holds quantised", where="--quantize", got=quantize)
+    placed: list[Any] = []
     if file is not None and not set_:
-        table["tensors"], placed = _placed(file, quantize_of(quantize or "keep"), dtype)
-        text += f"\n\nweights in memory as this file gives them, in place of those above\n{placed}"
+        placed, placement = _placed(file, quantize_of(quantize or "keep"), dtype)
+        made = replace(made, memory=replace(made.memory, weights=sum(each.n_bytes for each in placed)))
+    table, text = made.to_dict(), made.table()
+    if placed:
+        table["tensors"] = [asdict(each) for each in placed]
+        text += f"\n\n{placement}"
     if memory is not None:
         fits = largest_batch(loaded, parse_bytes(memory), **lengths, dtype=dtype, optimizer=optimizer)
         table["largest_batch"] = {"memory": parse_bytes(memory), "rows": fits}
@@ -146,8 +150,8 @@ def _gguf_file(source: str) -> Path | None:
     return found if is_gguf(found) else None
 
 
-def _placed(file: Path, quantize: str | None, dtype: str) -> tuple[list[dict[str, Any]], str]:
-    """What becomes of each tensor of a GGUF file in memory, as objects and as a table."""
+def _placed(file: Path, quantize: str | None, dtype: str) -> tuple[list[Any], str]:
+    """What becomes of each tensor of a GGUF file in memory, and a table of it."""
     from anyformer.weights.gguf.format import read_gguf
     from anyformer.weights.gguf.placement import placements, table
     from anyformer.weights.gguf.reading import matched, read_place
@@ -155,7 +159,7 @@ def _placed(file: Path, quantize: str | None, dtype: str) -> tuple[list[dict[str
     said = read_gguf(file)
     place = read_place(said)
     placed = placements(place, said, matched(place, said).taken, quantize=quantize, dtype=dtype)
-    return [asdict(each) for each in placed], table(placed)
+    return placed, table(placed)
 
 
 class _Usual(NamedTuple):
@@ -172,7 +176,7 @@ def _what(source: str, overrides: list[str]) -> "tuple[ModelSpec, _Usual]":
     from anyformer.weights.source import load_spec
 
     if _gguf_file(source) is not None:
-        return load_spec(source, overrides), _Usual(optimizer="none")
+        return load_spec(source, overrides), _Usual(rows=1, optimizer="none")
     if not is_run(source):
         return load_spec(source, overrides), _Usual()
     from anyformer.train.planned import expected_spec, planned

@@ -32,8 +32,14 @@ Quantize = Annotated[
 
 def quantize_of(word: str) -> str | None:
     """What `--quantize` says to `load`. Raises `UserError`."""
+    from anyformer.spec.problems import did_you_mean
+
     if word not in ("keep", "none"):
-        raise UserError("weights cannot be held so", where="--quantize", got=word, expected="keep or none")
+        near = did_you_mean(word, ("keep", "none"))
+        remedy = f"did you mean `{near}`?" if near else "int8 and int4 of our own are not there yet"
+        raise UserError(
+            "weights cannot be held so", where="--quantize", got=word, expected="keep or none", remedy=remedy
+        )
     return None if word == "none" else word
 
 

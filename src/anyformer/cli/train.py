@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from anyformer.errors import UserError
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -60,8 +62,12 @@ def train_on_console(
         resume: go on from the last checkpoint.
         fresh: remove the run of this name first.
     """
+    from anyformer.spec.folder import GGUF, PUBLISHED_FILE
     from anyformer.train import load_run
 
+    if Path(run).suffix.lower() == GGUF or (Path(run).is_dir() and (Path(run) / PUBLISHED_FILE).exists()):
+        remedy = "give a run description (TOML); a loaded model cannot be trained further yet"
+        raise UserError("training starts from a recipe, and this is a checkpoint", where=run, remedy=remedy)
     # Before torch is loaded, which takes seconds: what cannot be trained is refused at once.
     described = load_run(run, overrides)
 

@@ -30,6 +30,7 @@ def save_tensors(file: Path, tensors: dict[str, torch.Tensor]) -> None:
     """Writes tensors, contiguous and on the CPU. Raises `UserError` where that cannot be done."""
     try:
         save_file(tensors, file, metadata={"format": "pt"})
+        file.chmod(0o644)  # As its neighbours in the folder: the library lets the owner alone read it.
     except SafetensorError as error:
         remedy = "free some space and try again; nothing that was there before has changed"
         raise UserError(f"cannot write the weights: {error}", where=file, remedy=remedy) from error
