@@ -9,12 +9,13 @@ from torch import Tensor
 from anyformer.errors import UserError
 from anyformer.nn.packed import Codes, Pairs
 from anyformer.weights.gguf.encode import quantised
-from anyformer.weights.gguf.layouts import LAYOUTS, NIBBLES, Layout
+from anyformer.weights.gguf.layouts import LAYOUTS, NIBBLES, Layout, items
 from anyformer.weights.gguf.spans import over_blocks, steps
 from anyformer.weights.gguf.types import KEPT, READ, Kind
 
 __all__ = ["dequantised", "grouped", "paired", "quantised"]
 
+_LOW = np.uint64(0x0F0F0F0F0F0F0F0F)
 _AT_ONCE = 2**20
 """Numbers in a scratch block."""
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
@@ -111,7 +112,6 @@ def paired(data: Tensor, kind: Kind) -> Pairs:
     pairs = torch.empty(rows // 2, n, dtype=torch.uint8, device=data.device)
     shape = rows, n // KEPT[kind.name]
     scales, zeros = (torch.empty(shape, dtype=torch.float32, device=data.device) for _ in range(2))
-    runs = (kind.n_bytes - at) // run
     size = max(1, _AT_ONCE // (2 * n))
     for start in range(0, rows // 2, size):
         both = slice(2 * start, 2 * (start + size))
@@ -119,11 +119,12 @@ def paired(data: Tensor, kind: Kind) -> Pairs:
         scale, zero = _scales(layout, part.view(-1, kind.n_bytes))
         scales[both].view(scale.shape).copy_(scale)
         zeros[both].view(scale.shape).copy_(scale * layout.lowest if zero is None else zero)
-        stored = part.numpy().reshape(-1, 2, blocks, kind.n_bytes)[..., at:].reshape(-1, 2, blocks, runs, run)
-        halves = pairs[start : start + size].numpy().reshape(-1, blocks, runs, 2, run)
-        even, odd = stored[:, 0], stored[:, 1]
-        np.bitwise_or(even & 15, odd << 4, out=halves[:, :, :, 0])
-        np.bitwise_or(even >> 4, odd & 240, out=halves[:, :, :, 1])
+        codes = items(part.numpy().reshape(-1, kind.n_bytes), f"V{kind.n_bytes - at}", at)
+        words = np.ascontiguousarray(codes).view("<u8").reshape(len(part) // 2, 2, -1)
+        even, odd = words[:, 0], words[:, 1]
+        halves = pairs[start : start + size].numpy().reshape(len(words), -1, 2, run).view(f"V{run}")[..., 0]
+        halves[..., 0] = ((even & _LOW) | ((odd & _LOW) << np.uint64(4))).view(f"V{run}")
+        halves[..., 1] = (((even >> np.uint64(4)) & _LOW) | (odd & ~_LOW)).view(f"V{run}")
     return Pairs(pairs, scales, zeros)
 
 
