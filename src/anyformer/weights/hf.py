@@ -21,7 +21,7 @@ from anyformer.weights.computed import require_tables
 from anyformer.weights.config import CONFIG_FILE, Reading, read_config, read_object
 from anyformer.weights.dtypes import require_float
 from anyformer.weights.forms import to_ours, to_theirs
-from anyformer.weights.mapping import lies_in, release, same_bits
+from anyformer.weights.mapping import lies_in, release, same_bits, trim
 from anyformer.weights.own import WEIGHTS_FILE, save_tensors
 from anyformer.weights.shapes import Matching, Step, match, steps
 from anyformer.weights.shards import INDEX_FILE, Shards, open_shards
@@ -101,6 +101,9 @@ def _converted(
             yield name, made[-1]
         if not any(lies_in(value, theirs) for value in made):
             release(theirs)
+            if len(theirs) > 1:  # Stacking made a copy in their type, which is as large as what is kept.
+                del values, value
+                trim()
 
 
 def _is_written(step: Step, spec: ModelSpec) -> bool:
