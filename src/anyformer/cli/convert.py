@@ -39,6 +39,7 @@ def convert(
     from anyformer.checkpoint import FORMATS, load
     from anyformer.weights.config import write_config
     from anyformer.weights.gguf.reading import write_place
+    from anyformer.weights.gguf.types import KIND
     from anyformer.weights.source import load_spec
 
     if to not in FORMATS:
@@ -54,7 +55,7 @@ def convert(
     with console.status(f"reading {source}") as shown:
         checkpoint = load(source, dtype=dtype)
         shown.update(f"writing {target}")
-        if any(each.kind not in ("F32", "F16", "BF16", "F64") for each in checkpoint.placed) and quantize is None:
+        if quantize is None and any(KIND[each.kind].quantised for each in checkpoint.placed):
             remedy = "; --quantize q8_0 or q4_0 would keep it small" if to == "gguf" else ""
             console.print(f"[yellow]quantised weights become float32, which takes more room{remedy}[/]")
         checkpoint.save(target, format=to, quantize=quantize)

@@ -23,8 +23,7 @@ from anyformer.families.gguf.common import (
     THETA,
     UNTIED,
 )
-from anyformer.families.gguf.dialect import Dialect, Implied, Real, Rows, Whole
-from anyformer.families.gguf.dialect import Flag as Switch
+from anyformer.families.gguf.dialect import Dialect, Implied, Real, Rows, Switch, Whole
 from anyformer.families.gguf.latent import (
     CHOICE_BIAS,
     ChoiceBias,

@@ -119,7 +119,7 @@ class Real:
 
 
 @dataclass(frozen=True)
-class Flag:
+class Switch:
     """True or false."""
 
     key: str

@@ -10,10 +10,9 @@ from anyformer.nn.blocked import packed_bytes
 from anyformer.planning import buffers, parameters
 from anyformer.weights.gguf.format import Gguf
 from anyformer.weights.gguf.reading import Place
-from anyformer.weights.gguf.types import KEPT
+from anyformer.weights.gguf.types import KEPT, KIND
 from anyformer.weights.shapes import Shape, Step
 
-_STORED = ("F32", "F16", "BF16", "F64")
 _WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 _MATRICES = re.compile(
     r"(.*\.(attention|cross)\.(q|k|v|out|q_down|q_up|kv_down)|.*\.ffn\.((shared|experts)\.)?(gate|up|down)"
@@ -85,7 +84,7 @@ def placements(
             why = (_why_not(name, shape, kinds, step) or refusal) if quantize == "keep" else "quantize is None"
             size = _kept_bytes(kinds[0], shape, tied=_is_tied(place, name)) if not why else 0
             plain = prod(shape) * _WIDTHS[dtype]
-            said = why if quantize == "keep" and kinds[0] not in _STORED else ""
+            said = why if quantize == "keep" and KIND[kinds[0]].quantised else ""
             found.append(Placed(name, step.theirs, kinds[0], shape, not why, size if not why else plain, said))
     return found
 
@@ -97,7 +96,7 @@ def _is_tied(place: Place, name: str) -> bool:
 def _why_not(name: str, shape: Shape, kinds: Sequence[str], step: Step) -> str:
     """Why a tensor does not stay quantised, empty where it does."""
     kind = kinds[0]
-    if kind in _STORED:
+    if not KIND[kind].quantised:
         return f"{kind} is not quantised"
     if len(set(kinds)) > 1 or kind not in KEPT:
         return f"no product with {kind} here"

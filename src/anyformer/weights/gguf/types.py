@@ -25,6 +25,11 @@ class Kind:
     block: int
     n_bytes: int
 
+    @property
+    def quantised(self) -> bool:
+        """Whether numbers share what they are made of."""
+        return self.block > 1
+
     def row_bytes(self, n: int) -> int:
         """Bytes of a row of `n` numbers; `n` is a multiple of `block`."""
         return n // self.block * self.n_bytes
