@@ -1,0 +1,219 @@
+"""The whole file: what it says of itself, its imports and constants, the model, and how it is run."""
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from anyformer.planning import parameters
+from anyformer.spec.parts import LanguageHead, Learned, ModelSpec
+from anyformer.weights.eject.compose import compose
+from anyformer.weights.eject.format import wrapped
+from anyformer.weights.eject.layers import Choices
+from anyformer.weights.eject.render import Constants, Raw, render
+from anyformer.weights.eject.uses import Kind, Use
+
+_IMPORTS = (
+    ("argparse.", "import argparse"),
+    ("json.", "import json"),
+    ("math.", "import math"),
+    ("Iterator[", "from collections.abc import Iterator"),
+    ("Path", "from pathlib import Path"),
+)
+
+_LARGE = 1_500_000_000
+"""More parameters than this, 6 GB of float32, are not made up for a look at shapes."""
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a checkpoint says beside its specification.
+
+    Attributes:
+        name: of the model.
+        checkpoint: the folder that the file reads its weights from, as the file writes it.
+        ends: ids that end a reply.
+        start: ids that the target of an encoder–decoder begins with.
+        suppressed: ids that are never generated.
+    """
+
+    name: str = "model"
+    checkpoint: str = "."
+    ends: tuple[int, ...] = ()
+    start: tuple[int, ...] = ()
+    suppressed: tuple[int, ...] = ()
+
+
+def eject(spec: ModelSpec, surroundings: Surroundings | None = None) -> str:
+    """A specification as the text of one Python file that needs torch alone.
+
+    Args:
+        spec: the model.
+        surroundings: what its checkpoint says beside it.
+    """
+    around = surroundings or Surroundings()
+    choices = Choices(padded=_padded(spec), stores=spec.decoder is not None)
+    body, constants = compose(spec, choices)
+    count = _count(spec)
+    sections = [body]
+    if spec.generates:
+        sections.append(_generate(spec, around, constants))
+    sections.append(_loader(choices, constants))
+    sections.append(_main(spec, around, constants, count))
+    text = _with_helpers(spec, "\n\n".join(sections), constants)
+    return wrapped(f"{_head(spec, around, count)}\n{_imports(text)}\n{constants.text()}\n\n{text}")
+
+
+def model_text(spec: ModelSpec, *, padded: bool) -> tuple[str, tuple[tuple[str, str], ...]]:
+    """The part of the file that is the model, imports included, and what of a checkpoint's names is another in it.
+
+    Args:
+        spec: the model.
+        padded: whether a decoder is told which of its tokens are real.
+
+    Returns:
+        The text up to and with `class Model`; pairs (stored, here), which are replaced in a name one after another.
+    """
+    choices = Choices(padded=padded or _padded(spec), stores=spec.decoder is not None)
+    body, constants = compose(spec, choices)
+    text = _with_helpers(spec, body, constants)
+    return wrapped(f"{_imports(text)}\n{constants.text()}\n\n{text}"), tuple(choices.renamed)
+
+
+def _with_helpers(spec: ModelSpec, text: str, constants: Constants) -> str:
+    """The text with those small functions in front that it calls."""
+    if "quick_gelu(" in text:
+        text = _piece("nn/quick_gelu.py.jinja", constants) + "\n\n" + text
+    if spec.decoder is not None:
+        n_layers = constants.name("N_LAYERS", spec.decoder.n_layers, "Decoder")
+        text = _piece("nn/cache.py.jinja", constants, {"CACHE_LAYERS": n_layers}) + "\n\n" + text
+    if "exact(" in text:
+        text = _piece("nn/precision.py.jinja", constants) + "\n\n" + text
+    return text
+
+
+def _count(spec: ModelSpec) -> int:
+    total = 0
+    for parameter in parameters(spec):
+        n = 1
+        for size in parameter.shape:
+            n *= size
+        total += n
+    return total
+
+
+def _padded(spec: ModelSpec) -> bool:
+    """Whether a decoder must know which tokens are real: where one of them stands for the row."""
+    return spec.decoder is not None and spec.head is not None and not isinstance(spec.head, LanguageHead)
+
+
+def _piece(
+    piece: str,
+    constants: Constants,
+    texts: dict[str, str] | None = None,
+    flags: dict[str, Any] | None = None,
+    numbers: dict[str, Any] | None = None,
+) -> str:
+    use = Use(piece, "", dict(flags or {}), dict(numbers or {}))
+    return render(Kind([use]), constants, texts or {}, {})
+
+
+def _generate(spec: ModelSpec, around: Surroundings, constants: Constants) -> str:
+    both = spec.encoder is not None
+    assert spec.decoder is not None
+    learned = isinstance(spec.decoder.embed.position, Learned)
+    numbers: dict[str, Any] = {}
+    if around.ends:
+        numbers["END_IDS"] = around.ends
+    if around.suppressed:
+        numbers["SUPPRESSED_IDS"] = around.suppressed
+    if both:
+        numbers["START_IDS"] = around.start or (0,)
+    if learned:
+        numbers["MAX_POSITIONS"] = spec.decoder.max_positions
+    flags = {
+        "both": both,
+        "learned": learned,
+        "ends": bool(around.ends),
+        "suppressed": bool(around.suppressed),
+    }
+    texts = {"SUPPRESSED_LIST": "list(SUPPRESSED_IDS)", "[START_IDS]": "[list(START_IDS)]"}
+    return _piece("infer/decode.py.jinja", constants, texts, flags, numbers)
+
+
+def _loader(choices: Choices, constants: Constants) -> str:
+    renamed = tuple(choices.renamed)
+    constants.values["DTYPES"] = Raw(
+        '{"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}'
+    )
+    if renamed:
+        rows = [f'("{a}", "{b}")' for a, b in renamed]
+        short = f"({', '.join(rows)}{',' if len(rows) == 1 else ''})"
+        whole = short if len(short) < 85 else "(\n" + "".join(f"    {row},\n" for row in rows) + ")"
+        constants.values["RENAMED"] = Raw(f"{whole}  # stored names, and ours")
+    return _piece("weights/own.py.jinja", constants, {}, {"renamed": bool(renamed)})
+
+
+def _shows(spec: ModelSpec, count: int) -> str:
+    """What the file shows without weights: a real pass, one without numbers, or none but the parameters.
+
+    Without numbers nobody knows which experts a token goes to.
+    """
+    if count <= _LARGE:
+        return "real"
+    return "none" if any(b.ffn.kind == "moe" for s in spec.stacks.values() for b in s.blocks) else "meta"
+
+
+def _quoted(text: str) -> str:
+    """A string as Python writes it; what cannot be shown is escaped, JSON's way being Python's too."""
+    return json.dumps(text, ensure_ascii=not text.isprintable())
+
+
+def _main(spec: ModelSpec, around: Surroundings, constants: Constants, count: int) -> str:
+    show = _shows(spec, count)
+    both = spec.encoder is not None and spec.decoder is not None
+    longest = [s.max_positions for s in spec.stacks.values() if isinstance(s.embed.position, Learned)]
+    shown = min([16, *(n for n in longest if n is not None)])
+    flags = {"show": show, "both": both, "generates": spec.generates}
+    scores = {"language": "scores"}.get(spec.head.kind, "scores") if spec.head is not None else "hidden states"
+    texts = {
+        "GIGABYTES": f"{count * 4 / 1e9:,.0f}",
+        "SHOWN_SCORES": scores,
+        "SHOWN": str(shown),
+        ", device=TOKENS_DEVICE": ', device="meta"' if show == "meta" else "",
+        "ENCODED": "tokenizer.encode(given.prompt).ids",
+        "CHECKPOINT_DEFAULT": f"Path({_quoted(around.checkpoint)})",
+    }
+    return _piece("weights/eject/main.py.jinja", constants, texts, flags, {"VOCAB_SIZE": spec.vocab_size})
+
+
+def _head(spec: ModelSpec, around: Surroundings, count: int) -> str:
+    """What the file says of itself: the model, its size, how it is run, the letters of its shapes."""
+    stacks = " and ".join(
+        f"{'an' if name[0] in 'ae' else 'a'} {name} of {stack.n_layers} layers" for name, stack in spec.stacks.items()
+    )
+    name = " ".join(around.name.replace("\\", "/").replace('"', "'").split())
+    own = around.checkpoint != "."
+    prompt = 'python model.py --prompt "…"' if own else 'python model.py --checkpoint DIR --prompt "…"'
+    does = "continues a text" if spec.generates else "reads a text"
+    whose = "its checkpoint" if own else "DIR"
+    shown = (
+        "the shapes and the number of its parameters" if _shows(spec, count) == "none" else "a pass: shapes, parameters"
+    )
+    return (
+        f'"""{name}: {stacks}, {count:,} parameters.\n\n'
+        f"    {'python model.py':<{len(prompt)}}   {shown}\n"
+        f"    {prompt}   {does}, with the weights and tokenizer of {whose}\n\n"
+        "Shapes: B batch, T tokens that come in, S tokens that are seen, H heads of queries, G of keys and values,\n"
+        'D channels of a head, C of the model, F inside a feed-forward network, V words of the vocabulary.\n"""\n'
+    )
+
+
+def _imports(text: str) -> str:
+    first = [line for mark, line in _IMPORTS if re.search(rf"\b{re.escape(mark)}", text)]
+    then = (
+        ["import torch"]
+        + (["import torch.nn.functional as F"] if "F." in text else [])
+        + ["from torch import Tensor, nn"]
+    )
+    return "\n".join([*first, "", *then]) + "\n"

@@ -1,0 +1,214 @@
+"""From a kind to its text: the lines of a piece that its flags keep, names and numbers in place of placeholders."""
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FunctionLoader, StrictUndefined, Template
+
+from anyformer.weights.eject.format import tidied
+from anyformer.weights.eject.uses import Call, Kind, Number, Use
+
+_PACKAGE = Path(__file__).parents[2]
+_NAME = re.compile(r"\b[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)*\b")
+_STATEMENT = re.compile(r"^ *#: (.+)\n", re.M)
+_LETTERS = {
+    "VOCAB_SIZE": "V",
+    "D_MODEL": "C",
+    "N_HEADS": "H",
+    "N_KV_HEADS": "G",
+    "D_HEAD": "D",
+    "D_FF": "F",
+    "N_EXPERTS": "E",
+}
+"""The letters that shapes are written in."""
+_SHORT = ("NORM_EPS", "DROPOUT")
+"""Numbers that mostly have one value all over a model."""
+_ORDER = (
+    *("VOCAB_SIZE", "N_LABELS", "MAX_POSITIONS", "N_TYPES", "N_LAYERS", "D_MODEL", "D_EMBED", "D_TRANSFORM", "N_HEADS"),
+    *("N_KV_HEADS", "D_HEAD", "Q_RANK", "KV_RANK", "D_NOPE", "D_ROPE", "D_VALUE", "D_FF", "N_EXPERTS", "TOP_K"),
+    *("D_EXPERT", "N_GROUPS", "TOP_GROUPS", "EXPERT_SCALE", "ROPE_THETA", "ROPE_FACTOR", "ROPE_ORIGINAL"),
+    *("WINDOW", "SINKS", "NORM_EPS", "DROPOUT"),
+)
+"""The order of constants: sizes first, as one would say them."""
+
+
+def _source(piece: str) -> str:
+    """A piece whose line statements are blocks: Jinja's own would take the blank lines after them along."""
+    return _STATEMENT.sub(r"{% \1 %}", (_PACKAGE / piece).read_text(encoding="utf-8"))
+
+
+@cache
+def _environment() -> Environment:
+    loader = FunctionLoader(_source)
+    return Environment(loader=loader, undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)
+
+
+@cache
+def _template(piece: str) -> Template:
+    return _environment().get_template(piece)
+
+
+class Raw(str):
+    """A constant's value that is written as it is."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+class Constants:
+    """The named constants of a file, in the order in which they are first needed."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+
+    def name(self, wanted: str, value: Any, owner: str) -> str:
+        """A name for a value: short, or as wanted, or with its owner's in front, so that it stands for no other."""
+        prefix = _prefix(owner)
+        short = next((each for each in _SHORT if wanted.endswith(f"_{each}")), wanted)
+        for name in (short, wanted, f"{prefix}_{wanted}", *(f"{prefix}_{wanted}_{i}" for i in range(2, 100))):
+            if name not in self.values or _same(self.values[name], value):
+                self.values.setdefault(name, value)
+                return name
+        raise AssertionError(f"a hundred values of {wanted}")
+
+    def text(self) -> str:
+        """The assignments, a letter beside those that shapes are written with."""
+        lines = []
+        for name, value in sorted(self.values.items(), key=lambda each: _rank(each[0])):
+            letter = _LETTERS.get(name)
+            lines.append(f"{name} = {literal(value)}" + (f"  # {letter}" if letter else ""))
+        return "\n".join(lines) + "\n"
+
+
+def _prefix(owner: str) -> str:
+    """The name of a class or function as constants have it, short."""
+    name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", owner).upper()
+    for long, short in (("MIXTURE_OF_EXPERTS", "MOE"), ("FEED_FORWARD", "FFN")):
+        name = name.replace(long, short)
+    for word in ("ROTATE_", "ATTEND_", "_ATTENTION", "_BLOCK", "_EMBEDDING"):
+        name = name.replace(word, "") if len(name) > len(word) and not name.replace(word, "")[0].isdigit() else name
+    return name
+
+
+def _rank(name: str) -> int:
+    """Where a constant stands among the others."""
+    return next((i for i, each in enumerate(_ORDER) if name == each or name.endswith(f"_{each}")), len(_ORDER))
+
+
+def _same(a: Any, b: Any) -> bool:
+    return type(a) is type(b) and bool(a == b)
+
+
+def literal(value: Any) -> str:
+    """A value as Python writes it, long tuples over several lines."""
+    if isinstance(value, Raw):
+        return str(value)
+    if isinstance(value, tuple):
+        inner = ", ".join(map(literal, value)) + ("," if len(value) == 1 else "")
+        if len(inner) <= 90:
+            return f"({inner})"
+        return "(\n" + "".join(f"    {literal(each)},\n" for each in value) + ")"
+    return repr(value).replace("'", '"') if isinstance(value, str) else repr(value)
+
+
+def render(kind: Kind, constants: Constants, texts: Mapping[str, str], calls: Mapping[str, Call]) -> str:
+    """The text of a kind; its `fields` are known afterwards.
+
+    Args:
+        kind: whose parts' kinds are rendered already.
+        constants: where numbers that do not vary get their names.
+        texts: what placeholders become; a text that is empty takes ", PLACE" with it.
+        calls: what placeholders that are called become.
+    """
+    use = kind.first
+    numbers = {name: kind.number(name) for name in use.numbers}
+    context: dict[str, Any] = {name.lower(): number for name, number in numbers.items()}
+    draft = _template(use.piece).render({"params": False, **context, **use.flags})
+    if any(number.varies for number in numbers.values()):
+        draft = _template(use.piece).render({"params": True, **context, **use.flags})
+    every = {place: called(part) for place, (part, _) in use.parts.items()}
+    every = {place: _renamed(every[place], names, part) for place, (part, names) in use.parts.items()} | dict(calls)
+    draft = expand(draft, texts, every)
+    return _with_numbers(draft, kind, numbers, constants)
+
+
+def called(part: Use) -> Call:
+    """How a part is called by a text that has its numbers under the same names."""
+    if part.builtin is not None:
+        return Call(f"{part.builtin[0]}(", part.builtin[1])
+    assert part.kind is not None
+    given = "".join(f", {name.lower()}={name}" for name in part.kind.fields)
+    return Call(f"{part.kind.name}(", f"{given})", bool(part.flags.get("shapeless")))
+
+
+def _renamed(call: Call, names: Mapping[str, str], part: Use) -> Call:
+    """A call with the caller's names of the part's numbers."""
+
+    def own(found: re.Match[str]) -> str:
+        return names.get(found[0], found[0])
+
+    return Call(call.before, _NAME.sub(own, call.after), call.empty)
+
+
+def expand(text: str, texts: Mapping[str, str], calls: Mapping[str, Call]) -> str:
+    """Puts calls and texts in place of their placeholders."""
+    for place, call in calls.items():
+        text = _call(text, place, call)
+    for place, said in texts.items():
+        if not said:
+            text = _whole(f", {place}").sub("", text)
+        text = _whole(place).sub(said.replace("\\", r"\\"), text)
+    return text
+
+
+@cache
+def _whole(place: str) -> re.Pattern[str]:
+    """A placeholder that is no part of a longer name."""
+    before, after = (r"(?<!\w)" if place[0].isalnum() else ""), (r"(?!\w)" if place[-1].isalnum() else "")
+    return re.compile(before + re.escape(place) + after)
+
+
+def _call(text: str, place: str, call: Call) -> str:
+    opening = re.compile(rf"\b{place}\(")
+    while found := opening.search(text):
+        depth, end = 1, found.end()
+        while depth:
+            depth += {"(": 1, ")": -1}.get(text[end], 0)
+            end += 1
+        text = text[: found.start()] + call.of(text[found.end() : end - 1]) + text[end:]
+    return text
+
+
+def _with_numbers(draft: str, kind: Kind, numbers: Mapping[str, Number], constants: Constants) -> str:
+    """Names of constants, or of what is given, in place of numbers."""
+    is_class = draft.lstrip().startswith("class ")
+    needed = [name for name in dict.fromkeys(_NAME.findall(draft)) if name in numbers]
+    fields = tuple(name for name in needed if numbers[name].varies)
+    kind.fields = fields
+    names = {
+        name: name.lower() if name in fields else constants.name(name, numbers[name].values[0], kind.name)
+        for name in needed
+    }
+    params = ", ".join(f"{name.lower()}: {numbers[name].type}" for name in fields)
+    first, rest = _at_first_use(draft) if is_class else (draft, "")
+    stored = [name for name in fields if name in _NAME.findall(rest)]
+    text = _named(first, names) + _named(rest, names | {name: f"self.{name.lower()}" for name in stored})
+    text = text.replace(", PARAMS", f", {params}" if params else "").replace("PARAMS", params)
+    if not stored:
+        return tidied(re.sub(r"^ *FIELDS\n", "", text, flags=re.M))
+    left, right = (", ".join(f"{prefix}{name.lower()}" for name in stored) for prefix in ("self.", ""))
+    return tidied(text.replace("FIELDS", f"{left} = {right}"))
+
+
+def _named(text: str, names: Mapping[str, str]) -> str:
+    return _NAME.sub(lambda found: names.get(found[0], found[0]), text)
+
+
+def _at_first_use(text: str) -> tuple[str, str]:
+    """A class up to the end of its constructor, whose arguments are at hand there, and the rest."""
+    start = text.find("def __init__(")
+    end = text.find("\n    def ", start) if start >= 0 else 0
+    return (text[:end], text[end:]) if end > 0 else (text, "")

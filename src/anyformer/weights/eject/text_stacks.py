@@ -1,0 +1,220 @@
+"""Embeddings and stacks: the layers in their order, their masks, and the loop over them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from anyformer.spec.parts import StackSpec
+from anyformer.weights.eject.layers import TYPES, BlockUse, StackUse, owners
+from anyformer.weights.eject.parts import Parts, alone, call_of, switch
+from anyformer.weights.eject.pattern import layers_text, tuple_text
+from anyformer.weights.eject.render import Raw, literal
+from anyformer.weights.eject.uses import Kind, Use, grouped, name_kinds
+
+
+def write_embeddings(parts: Parts, stacks: Sequence[StackUse]) -> None:
+    """Writes the embeddings that are more than a table."""
+    found = [each for each in stacks if each.embed is not None]
+    uses = [each.embed for each in found if each.embed is not None]
+    for use, each in zip(uses, found, strict=True):
+        use.flags["embed_reads"] = each.embed_reads
+        use.hints = (each.name.title(),)
+    kinds = grouped(uses)
+    name_kinds(kinds)
+
+    def texts(kind: Kind) -> dict[str, str]:
+        flags = kind.first.flags
+        reads = flags["embed_reads"]
+        assert isinstance(reads, tuple)
+        plain = {} if flags["factor"] else {"D_EMBED": "D_MODEL"}
+        plain |= {} if flags["scaled"] else {" * EMBED_SCALE": ""}
+        plain |= {} if flags.get("offset") else {" + LEARNED_OFFSET": ""}
+        return {
+            "EMBED_NAME": kind.name,
+            "EMBED_DOC": _embed_doc(flags),
+            "EMBED_READS": ", ".join(f"{name}: {TYPES[name]}" for name in reads),
+            "FACTOR_BIAS": switch(flags.get("factor_bias")),
+            **plain,
+        }
+
+    for kind in kinds:
+        for use in kind.uses:
+            use.numbers.setdefault("D_MODEL", use.numbers["D_EMBED"])
+    parts.render(kinds, texts)
+
+
+def _embed_doc(flags: Mapping[str, Any]) -> str:
+    said = ["scaled token vectors" if flags["scaled"] else "token vectors"]
+    if flags["position"] != "none":
+        said.append("positions")
+    if flags["types"]:
+        said.append("token types")
+    text = " + ".join(said)
+    return (
+        (f"The norm of {text}." if flags["norm"] else f"{text.capitalize()}.")
+        if len(said) > 1 or flags["norm"]
+        else "Token vectors."
+    )
+
+
+def _layer(block: BlockUse) -> str:
+    """The call that makes a block."""
+    kind = block.use.kind
+    assert kind is not None
+    given = [call_of(block.slots[place.upper()]) for place in kind.given]
+    given += [f"{name.lower()}={literal(block.use.numbers[name])}" for name in kind.fields]
+    return f"{kind.name}({', '.join(given)})"
+
+
+def write_stack(parts: Parts, each: StackUse) -> None:
+    """Writes an encoder or a decoder."""
+    flags, own = each.use.flags, each.spec
+    kind = alone(each.use)
+    side = each.use.title
+    embed = "nn.Embedding(VOCAB_SIZE, D_MODEL)" if each.embed is None else call_of(each.embed)
+    tied = not flags["own_table"]
+    each.use.numbers["VOCAB_SIZE"] = parts.spec.vocab_size
+    first = "x" if tied else "tokens"
+    where_queried = "queries" if side == "Decoder" else "positions"
+    given = [first, *(where_queried if name == "queries" else name for name in each.embed_reads)]
+    embedded = f"self.embed({', '.join(given)})" if not (tied and each.embed is None) else ""
+    if each.embed is None and own.embed.dropout:
+        each.use.numbers["EMBED_DROPOUT"] = own.embed.dropout
+        embedded = f"F.dropout({embedded or first}, EMBED_DROPOUT, self.training)"
+    masks = _Masks(parts, each)
+    where = bool({"positions", "bias"} & set(each.reads)) or masks.positioned or "queries" in each.embed_reads
+    queries = masks.positioned or "queries" in each.embed_reads or bool(flags["shared_bias"])
+    flags |= {"where": where, "queries": queries, "masks": masks.how}
+    reads = [
+        "mask" if name == "mask" and masks.how == "one" else masks.text if name == "mask" else name
+        for name in each.reads
+    ]
+    if side == "Encoder":
+        reads = ["{}" if name == "store" else name for name in reads]
+    loop, owner = _loop(parts, each, masks)
+    texts = {
+        "STACK_NAME": side,
+        "STACK_DOC": _stack_doc(own, side),
+        "= EMBED\n": f"= {embed}\n",
+        "= BLOCKS\n": f"= {_blocks_text(parts, each)}\n",
+        "STACK_INPUT": f"{first}: Tensor",
+        "STACK_PARAMS": ", ".join(f"{name}: {TYPES[name]}" for name in each.takes),
+        "FIRST": first,
+        "QUERIES": where_queried,
+        "= MASK\n": f"= {masks.text}\n",
+        "STACK_READS": ", ".join(reads),
+        "LOOP": loop,
+        "OWNER": owner,
+        "        x = EMBEDDED\n": f"        x = {embedded}\n" if embedded else "",
+        "        self.embed = EMBED\n": "" if tied and each.embed is None else "        self.embed = EMBED\n",
+    }
+    if tied and each.embed is None:
+        texts["= EMBED\n"] = ""
+    order = ["        self.embed = EMBED\n", "        x = EMBEDDED\n"]
+    texts = {**{key: texts[key] for key in order}, **texts}
+    parts.render([kind], lambda _: texts)
+
+
+def _stack_doc(spec: StackSpec, side: str) -> str:
+    norm = " and a final norm" if spec.final_norm.kind != "none" else ""
+    return f"The {side.lower()}: embedding, {spec.n_layers} layers{norm}."
+
+
+def _blocks_text(parts: Parts, each: StackUse) -> str:
+    own = owners(each.spec)
+    layers = [_layer(each.blocks[i]) for i in own]
+    if each.spec.owners is None and len(set(layers)) > 1 and (text := _parallel_text(parts, each)):
+        return text
+    name = parts.constants.name("N_LAYERS", each.spec.n_layers, each.use.title) if each.spec.owners is None else ""
+    if each.spec.owners is not None and list(own) != list(range(len(own))):
+        return "nn.ModuleDict({" + ", ".join(f'"{i}": {made}' for i, made in zip(own, layers, strict=True)) + "})"
+    return layers_text(layers, name or str(len(own)))
+
+
+def _parallel_text(parts: Parts, each: StackUse) -> str:
+    """Layers of one make that differ in a number or two: these numbers as constants, one for each layer."""
+    if len({(b.use.kind is None or id(b.use.kind), *(id(u.kind) for u in b.slots.values())) for b in each.blocks}) > 1:
+        return ""
+    first = each.blocks[0]
+    assert first.use.kind is not None
+    columns: dict[str, str] = {}
+    given: list[str] = []
+    for place in first.use.kind.given:
+        slots = [b.slots[place.upper()] for b in each.blocks]
+        given.append(_call_with(parts, each, slots, columns))
+    made = _call_with(parts, each, [b.use for b in each.blocks], columns, given)
+    if not 1 <= len(columns) <= 3:
+        return ""
+    names, places = ", ".join(columns), ", ".join(columns.values())
+    return f"nn.ModuleList({made} for {names} in {places if len(columns) == 1 else f'zip({places}, strict=True)'})"
+
+
+def _call_with(
+    parts: Parts, each: StackUse, uses: Sequence[Use], columns: dict[str, str], given: Sequence[str] = ()
+) -> str:
+    """The call that makes uses of one kind, in which what differs has a name; `columns` learns of it."""
+    kind = uses[0].kind
+    assert kind is not None
+    said = list(given)
+    for name in kind.fields:
+        values, word = [use.numbers[name] for use in uses], name.lower()
+        if all(value == values[0] for value in values):
+            said.append(f"{word}={literal(values[0])}")
+            continue
+        columns[word] = parts.constants.name(_plural(name), Raw(tuple_text(values)), each.use.title)
+        said.append(f"{word}={word}")
+    return f"{kind.name}({', '.join(said)})"
+
+
+def _plural(name: str) -> str:
+    """The name of a constant that holds a number for each layer."""
+    return f"{name}_OF_LAYERS" if name[-1] in "SD" else f"{name}S"
+
+
+class _Masks:
+    """How a stack makes the masks of its layers."""
+
+    def __init__(self, parts: Parts, each: StackUse) -> None:
+        first = each.masks[0]
+        self.columns: list[tuple[str, str]] = []
+        self.positioned = first is not None or each.use.title == "Decoder"
+        if first is None:
+            causal = "positions[:, None, None, :] <= queries[:, None, :, None]  # what came before, and itself"
+            self.how, self.text = "one", causal if self.positioned else "real[:, None, None, :]"
+            return
+        assert first.kind is not None
+        kind = first.kind
+        given = ["queries" if each.use.title == "Decoder" else "positions", "positions"]
+        given += ["real"] if first.flags["real"] else []
+        if first.flags["prefix"]:
+            given.append(self._column(parts, each, "prefixed", each.prefixed, "prefix", "prefix * prefixed"))
+        for name in kind.fields:
+            values = [mask.numbers[name] for mask in each.masks if mask is not None]
+            word = name.lower()
+            given.append(f"{word}={self._column(parts, each, word, values, literal(values[0]), word)}")
+        self.text = f"{kind.name}({', '.join(given)})"
+        self.how = "many" if self.columns else "one"
+
+    def _column(self, parts: Parts, each: StackUse, word: str, values: Sequence[Any], same: str, differs: str) -> str:
+        if all(value == values[0] for value in values):
+            return same
+        name = parts.constants.name(_plural(word.upper()), Raw(tuple_text(values)), each.use.title)
+        self.columns.append((word, name))
+        return differs
+
+
+def _loop(parts: Parts, each: StackUse, masks: _Masks) -> tuple[str, str]:
+    """The head of the loop over layers, and the place of a layer's block where layers share them."""
+    columns = [("block", "self.blocks")]
+    owner = ""
+    if each.spec.owners is not None:
+        own = list(owners(each.spec))
+        name = parts.constants.name("OWNERS", Raw(tuple_text(each.spec.owners)), each.use.title)
+        columns = [("owner", name)]
+        owner = "owner" if own == list(range(len(own))) else "str(owner)"
+    if "store" in each.reads and each.use.flags["caches"]:
+        columns.append(("store", "cache.stores"))
+    columns += masks.columns
+    if len(columns) == 1:
+        return f"{columns[0][0]} in {columns[0][1]}", owner
+    names, places = (", ".join(part) for part in zip(*columns, strict=True))
+    return f"{names} in zip({places}, strict=True)", owner

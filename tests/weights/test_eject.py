@@ -1,0 +1,300 @@
+"""A specification as one file: equal to the core for every recipe, only what it uses, readable, and the same twice."""
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import torch
+
+import anyformer
+from anyformer.errors import UserError
+from anyformer.laws.draw import Draw, fresh, longest, outputs
+from anyformer.spec import ModelSpec, SpecError, expand, load_spec
+from anyformer.spec import parts as spec_parts
+from anyformer.spec.part import Activation, Part
+from anyformer.weights.eject import Surroundings, eject
+from anyformer.weights.eject.format import WIDTH
+from anyformer.weights.eject.known import KNOWN, WORDS
+
+RECIPES = sorted(path.stem for path in Path(anyformer.__file__).parent.glob("recipes/*.toml") if path.stem != "demo")
+SMALL = {"vocab_size": 53, "d_model": 24, "max_positions": 64, "d_ff": 20, "window": 5, "q_rank": 9, "kv_rank": 7}
+SMALL |= {"d_nope": 6, "d_rope": 4, "n_experts": 12, "n_groups": 4, "top_groups": 2, "top_k": 3, "original": 8}
+
+
+def small(name):
+    """A recipe with all its ideas and small numbers that hide nothing."""
+    stored = load_spec(name).model_dump(mode="json")
+
+    def walk(table):
+        if isinstance(table, list):
+            return [walk(each) for each in table]
+        if not isinstance(table, dict):
+            return table
+        made = {key: SMALL[key] if key in SMALL and value is not None else walk(value) for key, value in table.items()}
+        if "n_heads" in table:
+            own = table.get("d_head") or table["d_nope"] + table["d_rope"]
+            made["n_heads"] = 4
+            if "d_head" in table:
+                made["n_kv_heads"] = max(1, 4 * table["n_kv_heads"] // table["n_heads"])
+                made["d_head"] = 10 if made["position"].get("fraction", 1.0) == 1.0 else 16
+            made["d_value"] = made.get("d_head", 5)
+            width = made.get("d_head") or made["d_nope"] + made["d_rope"]
+            if table["scale"] == own**-0.5:
+                made["scale"] = width**-0.5
+        if "blocks" in table:
+            made["blocks"] = made["blocks"][:4] if len(table["blocks"]) < 26 else made["blocks"][:7]
+        return made
+
+    table = walk(stored)
+    if table["head"] is not None and table["head"].get("transform"):
+        table["head"]["transform"]["width"] = SMALL["d_model"]
+    return ModelSpec.model_validate(table, strict=False)
+
+
+def run(text):
+    module = types.ModuleType("ejected")
+    exec(compile(text, "<ejected>", "exec"), module.__dict__)
+    return module
+
+
+def beside(spec, dtype="float32", seed=0):
+    """The core with weights that hide nothing, on its textbook backend, and the ejected file with the same weights."""
+    core = fresh(spec, seed, dtype).use_backend("reference")
+    module = run(eject(spec))
+    model = module.Model().to(getattr(torch, dtype)).eval()
+    state = {}
+    for name, value in core.state_dict().items():
+        for stored, here in getattr(module, "RENAMED", ()):
+            name = name.replace(stored, here)
+        state[name] = value
+    model.load_state_dict(state)
+    return core, module, model
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_computes_what_the_core_computes_whole_and_step_by_step(name):
+    spec = small(name)
+    core, module, model = beside(spec, "float64")
+    draw = Draw(core, 1)
+    inputs = draw.inputs(2, longest(draw.stack))
+    tokens, rest = inputs["tokens"], {key: value for key, value in inputs.items() if key != "tokens"}
+    with torch.no_grad():
+        want = outputs(core, inputs)
+        torch.testing.assert_close(model(tokens, **rest), want, rtol=1e-10, atol=1e-10)
+        if not spec.generates:
+            return
+        cache, parts = module.Cache(), []
+        decode = model
+        if "source" in rest:
+            memory = model.encode(rest.pop("source"))
+            decode = lambda tokens, **more: model.decode(tokens, memory, **more)  # noqa: E731
+        for start, stop in ((0, 6), (6, 7), (7, tokens.shape[1])):
+            parts.append(decode(tokens[:, start:stop], cache=cache))
+        torch.testing.assert_close(torch.cat(parts, 1), want, rtol=1e-10, atol=1e-10)
+
+
+def test_where_the_operations_are_the_same_float32_is_equal_to_the_bit():
+    spec = load_spec("gpt2", ["d_model=48", "n_layers=2", "attention.n_heads=3", "vocab_size=61", "max_positions=32"])
+    core, _, model = beside(spec)
+    tokens = torch.randint(61, (2, 13), generator=torch.Generator().manual_seed(0))
+    assert torch.equal(model(tokens), core(tokens))
+
+
+def test_generation_is_that_of_the_checkpoint():
+    spec = small("llama-tiny")
+    core, _, _ = beside(spec)
+    want = anyformer.Checkpoint(spec, core).generate([5, 3, 8], max_new_tokens=12)
+    module = run(eject(spec, Surroundings(ends=(want[7],))))
+    model = module.Model()
+    state = {
+        n.replace("_norms.before.", "_norm.").replace("embed.token.", "embed."): x for n, x in core.state_dict().items()
+    }
+    model.load_state_dict(state)
+    assert list(module.generate(model.eval(), [5, 3, 8], 12)) == want[: want.index(want[7])]
+    torch.manual_seed(0)
+    warm = list(module.generate(model, [5, 3, 8], 12, temperature=3.0))
+    assert warm != want[: len(warm)]
+
+
+def test_a_llama_is_at_most_250_lines():
+    assert len(eject(load_spec("llama-3-8b")).splitlines()) <= 250
+
+
+UNSAID_BY_LLAMA = """dropout softcap sink clamp bias=True LayerNorm Embedding( alibi bucket window prefix real memory
+source expert router gelu scale pooled types factor owner""".split()
+
+
+def test_what_a_specification_does_not_use_leaves_no_trace():
+    text = eject(load_spec("llama-3-8b"))
+    body = text[text.index("class RMSNorm") : text.index("def generate")]
+    found = [word for word in UNSAID_BY_LLAMA if word in body.replace("nn.Embedding(VOCAB_SIZE, D_MODEL)", "")]
+    assert not found
+    tree = ast.parse(text)
+    named = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    defined = {node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+    constants = {target.id for node in tree.body if isinstance(node, ast.Assign) for target in node.targets}
+    assert not (defined | constants) - named
+
+
+def ruff():
+    found = Path(sys.executable).with_name("ruff")
+    return str(found) if found.exists() else shutil.which("ruff")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Every recipe's file."""
+    place = tmp_path_factory.mktemp("ejected")
+    for name in RECIPES:
+        (place / f"{re.sub('[^a-z0-9]', '_', name)}.py").write_text(eject(load_spec(name)), encoding="utf-8")
+    return place
+
+
+def test_every_file_stands_alone_and_is_no_wider_than_the_page(folder):
+    for path in folder.iterdir():
+        text = path.read_text(encoding="utf-8")
+        modules = {
+            (node.module if isinstance(node, ast.ImportFrom) else node.names[0].name).partition(".")[0]
+            for node in ast.walk(ast.parse(text))
+            if isinstance(node, ast.Import | ast.ImportFrom)
+        }
+        assert modules <= {"torch", "tokenizers", *sys.stdlib_module_names}, path.name
+        assert max(map(len, text.splitlines())) <= WIDTH, path.name
+
+
+@pytest.mark.skipif(ruff() is None, reason="ruff is of the development extra")
+def test_every_file_passes_the_linter_and_is_as_the_formatter_leaves_it(folder):
+    rules = ["--select", "E,F,W,I,UP,B,C4,SIM,PIE,RET,PERF,C90,D1", "--ignore", "D105,D107,D100,D103"]
+    for command in (["check", "--no-cache", *rules], ["format", "--check", "--no-cache"]):
+        found = subprocess.run(
+            [ruff(), *command, "--isolated", "--line-length", str(WIDTH), str(folder)], capture_output=True, text=True
+        )
+        assert found.returncode == 0, found.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("mypy", path=Path(sys.executable).parent) is None, reason="mypy is not installed")
+def test_every_file_passes_the_type_checker(folder):
+    mypy = [sys.executable, "-m", "mypy", "--disallow-untyped-defs", *map(str, folder.iterdir())]
+    found = subprocess.run(mypy, capture_output=True, text=True, cwd=folder)
+    assert found.returncode == 0, found.stdout
+
+
+def test_the_same_specification_gives_the_same_bytes_in_another_process():
+    names = ["t5-base", "gemma-3-1b", "deepseek-v3"]
+    code = (
+        "import hashlib; from anyformer.spec import load_spec; from anyformer.weights.eject import eject\n"
+        f"print([hashlib.sha256(eject(load_spec(n)).encode()).hexdigest() for n in {names}])"
+    )
+    runs = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "PYTHONHASHSEED": s},
+        ).stdout
+        for s in ("1", "2")
+    }
+    assert len(runs) == 1
+
+
+@pytest.mark.parametrize(
+    "name", ['a"""b', "back\\slash\\", "line\nbreak", "é 模", "D_MODEL ENCODED VOCAB_SIZE", "{%!%} {{x}}"]
+)
+def test_whatever_a_folder_is_called_the_file_says_it_and_runs(name):
+    module = run(eject(small("llama-tiny"), Surroundings(name=name, checkpoint=name)))
+    source = eject(small("llama-tiny"), Surroundings(name=name, checkpoint=name))
+    (default,) = re.findall(r'"--checkpoint", type=Path, default=Path\((.*)\), help', source)
+    assert ast.literal_eval(default) == name
+    assert module.Model().decoder is not None
+
+
+def spec_classes():
+    found = {each for each in vars(spec_parts).values() if isinstance(each, type) and issubclass(each, Part)}
+    leaves = {each for each in found if not each.__subclasses__() and each.__name__ != "Part"}
+    return leaves | {
+        each for cls in leaves for field in cls.model_fields.values() for each in _parts_in(field.annotation)
+    }
+
+
+def _parts_in(annotation):
+    if isinstance(annotation, type) and issubclass(annotation, Part):
+        return {annotation, *(x for f in annotation.model_fields.values() for x in _parts_in(f.annotation))}
+    return {x for each in get_args(annotation) for x in _parts_in(each)}
+
+
+def test_every_field_of_every_part_is_known_to_the_pieces():
+    """A field that nobody taught the pieces would be left out of the file without a word."""
+    for cls in spec_classes():
+        assert set(cls.model_fields) - {"kind"} == set(KNOWN[cls.__name__]), cls.__name__
+    assert set(WORDS["activation"]) == set(get_args(Activation))
+
+
+def test_a_part_that_no_piece_says_is_refused_by_name():
+    spec = small("llama-tiny")
+
+    class Spiral(type(spec.decoder.blocks[0].attention.position)):
+        turns: int = 3
+
+    def told(**changes):
+        block = spec.decoder.blocks[1]
+        blocks = (
+            spec.decoder.blocks[0],
+            block.model_copy(update={"attention": block.attention.model_copy(update=changes)}),
+        )
+        return spec.model_copy(update={"decoder": spec.decoder.model_copy(update={"blocks": blocks})})
+
+    with pytest.raises(UserError, match=r"decoder\.blocks\.1\.attention\.position"):
+        eject(told(position=Spiral()))
+    act = spec.decoder.blocks[0].ffn.model_copy(update={"activation": "snake"})
+    block = spec.decoder.blocks[0].model_copy(update={"ffn": act})
+    with pytest.raises(UserError, match=r"decoder\.blocks\.0\.ffn\.activation(.|\n)*snake"):
+        eject(spec.model_copy(update={"decoder": spec.decoder.model_copy(update={"blocks": (block,)})}))
+
+
+def test_a_recipe_without_a_vocabulary_is_refused_before():
+    with pytest.raises(SpecError):
+        eject(load_spec("demo"))
+
+
+def test_half_precision_and_the_meta_device_run():
+    """Statistics, angles and softmax are in float32 there, as in the core."""
+    for name in ("llama-tiny", "gemma-2-2b", "deepseek-v2-lite", "t5-small"):
+        core, _, model = beside(small(name), "bfloat16")
+        draw = Draw(core, 0)
+        inputs = draw.inputs(2, 9)
+        with torch.no_grad():
+            got, want = model(**inputs), outputs(core, inputs)
+        assert got.dtype == torch.bfloat16
+        torch.testing.assert_close(got, want, rtol=0.1, atol=0.15)
+    with torch.device("meta"):
+        module = run(eject(load_spec("llama-3-8b")))
+        assert module.Model()(torch.zeros(1, 5, dtype=torch.int64)).shape == (1, 5, 128256)
+
+
+LAYERS = [
+    ("n_layers = 5", "Block() for _ in range(N_LAYERS)"),
+    (
+        'n_layers = 6\npattern = [{ attention = { mask = { kind = "causal", window = 4 } } }, {}]',
+        "WINDOWS = 3 * (4, None)",
+    ),
+    ('n_layers = 6\nshare = "all"', "OWNERS = 6 * (0,)"),
+]
+
+
+@pytest.mark.parametrize(("said", "expected"), LAYERS)
+def test_layers_that_repeat_are_said_as_one_would(said, expected):
+    import tomllib
+
+    recipe = tomllib.loads(
+        f'vocab_size = 31\nd_model = 16\n{said}\nffn = "swiglu"\n[attention]\nn_heads = 2\nposition = "rope"\n'
+    )
+    assert expected in eject(expand(recipe))
