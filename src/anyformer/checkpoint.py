@@ -32,8 +32,9 @@ from anyformer.spec.stored import from_json
 from anyformer.text import Tokenizer
 from anyformer.text.gguf import read_tokenizer, tokenizer_metadata
 from anyformer.text.sentencepiece import file_in
-from anyformer.weights.config import read_object, write_config
+from anyformer.weights.config import read_object
 from anyformer.weights.dtypes import dtype_of, name_of
+from anyformer.weights.eject.hugging import hugging_face, write_code
 from anyformer.weights.gguf.format import read_gguf
 from anyformer.weights.gguf.load import load_gguf
 from anyformer.weights.gguf.placement import Placed, table
@@ -162,15 +163,17 @@ class Checkpoint:
         Args:
             folder: where to. For "gguf" a name that ends so is the file; otherwise it is a folder, in which the file is
                 called model.gguf.
-            format: "anyformer"; "hf" for the form of Hugging Face, which a published family's specification has; "gguf"
-                for the form of llama.cpp, which has fewer.
+            format: "anyformer"; "hf" for the form of Hugging Face; "gguf" for the form of llama.cpp, which only some
+                published families have. A folder of Hugging Face that no published family says carries the model's own
+                code, `modeling_anyformer.py`: `transformers` opens it with `trust_remote_code=True`, and `load` reads
+                the specification that its config.json carries and runs no code.
             families: further families beside the package's own, looked through after them; not for "gguf".
             quantize: for "gguf", the type of matrices: "f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0" or "q5_1";
                 without one, that of the model.
 
         Raises:
-            UserError: a place that is taken by something else or cannot be written to; a specification that the format
-                cannot say, with the nearest that it can and the first part that it cannot say.
+            UserError: a place that is taken by something else or cannot be written to; for "gguf", a specification
+                that no family of the format says, with the nearest that one does and the first part that it lacks.
         """
         if format not in FORMATS:
             raise UserError("unknown checkpoint format", got=format, expected=", ".join(FORMATS))
@@ -182,15 +185,16 @@ class Checkpoint:
             remedy = 'format="gguf" has quantised types'
             raise UserError("this format is not written quantised", where="quantize", got=quantize, remedy=remedy)
         _require_free(path)
-        published = write_config(self.spec, (*FAMILIES, *families)) if format == "hf" else None
+        published = hugging_face(self.spec, (*FAMILIES, *families)) if format == "hf" else None
         with atomic_folder(path) as partial:
             if published is None:
                 save_into(partial, self.spec, self.model, self.tokenizer)
             else:
-                config, reading = published
-                save_folder(partial, self.model, reading, self._beside(config))
+                save_folder(partial, self.model, published.reading, self._beside(published.config))
                 if self.tokenizer is not None:
                     self.tokenizer.save(partial)
+                if published.code is not None:
+                    write_code(partial, published)
             # Theirs reads this file alone for the ends of a reply; ours keeps the tokenizer's own beside the tokenizer.
             generation = self.generation if published is None else replace(self.generation, eos_ids=self._eos_ids())
             if generation != UNSAID:

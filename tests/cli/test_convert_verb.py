@@ -80,16 +80,23 @@ def test_nothing_is_overwritten_unless_asked(mine, tmp_path):
     assert (tmp_path / "photos" / "one.jpg").read_text() == "precious"
 
 
-def test_what_cannot_be_said_is_refused_before_anything_is_read(mine, tmp_path):
+def test_what_cannot_be_said_is_refused_or_named_before_anything_is_read(mine, tmp_path):
     table = json.loads((mine / "spec.json").read_text())
     table["decoder"]["blocks"][0]["block"]["norms"]["attention"]["alpha"] = 1.5
     (mine / "spec.json").write_text(json.dumps(table))
-    (mine / "model.safetensors").unlink()
-    with pytest.raises(UserError, match=r"alpha = 1\.5"):
-        run(mine, tmp_path / "hf", "--to", "hf")
     with pytest.raises(UserError, match="anyformer, hf, gguf"):
         run(mine, tmp_path / "hf", "--to", "gguf2")
-    assert not (tmp_path / "hf").exists()
+    with pytest.raises(UserError, match=r"alpha = 1\.5"):
+        run(mine, tmp_path / "one.gguf", "--to", "gguf")
+    said = " ".join(run(mine, tmp_path / "hf", "--to", "hf").stderr.split())
+    for word in ("no published family is this model", "alpha = 1.5", "trust_remote_code=True"):
+        assert word in said
+    run(mine, tmp_path / "hf", "--to", "hf", "--force")
+    (mine / "model.safetensors").unlink()
+    result = CliRunner().invoke(verbs, [str(mine), str(tmp_path / "other"), "--to", "hf"])
+    assert isinstance(result.exception, UserError)
+    assert "alpha = 1.5" in result.stderr
+    assert not (tmp_path / "other").exists()
 
 
 def test_an_embedding_may_have_more_rows_than_the_tokenizer_has_tokens(tmp_path):

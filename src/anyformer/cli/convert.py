@@ -31,13 +31,14 @@ def convert(
 ) -> None:
     """Write a checkpoint in another form: ours, that of Hugging Face, or that of llama.cpp.
 
-    The Hugging Face form opens in transformers and the GGUF form in llama.cpp, with equal logits. Either exists for
-    what its families can say; for anything else the message names the nearest and what it cannot say.
+    The Hugging Face form opens in transformers and the GGUF form in llama.cpp, with equal logits. What no published
+    family says is written with modelling code of its own, which transformers runs with trust_remote_code=True. The
+    GGUF form exists for what its families can say; else the message names the nearest and what it cannot say.
     """
     from rich.console import Console
 
     from anyformer.checkpoint import FORMATS, load
-    from anyformer.weights.config import write_config
+    from anyformer.weights.eject.hugging import hugging_face
     from anyformer.weights.gguf.reading import write_place
     from anyformer.weights.gguf.types import KIND
     from anyformer.weights.source import load_spec
@@ -49,9 +50,16 @@ def convert(
     if target.exists() and not force:
         remedy = "choose another name, or --force to replace a checkpoint"
         raise UserError("there is something of this name already", where=target, remedy=remedy)
-    if to != "anyformer":  # Said before gigabytes are read.
-        (write_config if to == "hf" else write_place)(load_spec(source))
     console = Console(stderr=True, highlight=False)
+    # Said before gigabytes are read.
+    if to == "gguf":
+        write_place(load_spec(source))
+    elif to == "hf" and (form := hugging_face(load_spec(source))).code is not None:
+        typer.echo(
+            f"{form.why}.\n"
+            "So the folder carries its own modelling code: transformers opens it with trust_remote_code=True",
+            err=True,
+        )
     with console.status(f"reading {source}") as shown:
         checkpoint = load(source, dtype=dtype)
         shown.update(f"writing {target}")

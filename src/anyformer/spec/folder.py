@@ -10,6 +10,8 @@ from anyformer.files import recover
 SPEC_FILE = "spec.json"
 PUBLISHED_FILE = "config.json"
 """The configuration of a published checkpoint, in the form of Hugging Face."""
+CODE_FILE = "modeling_anyformer.py"
+"""The modelling code of a folder of Hugging Face for a model that no published family is."""
 GGUF = ".gguf"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
@@ -70,7 +72,7 @@ def _only_gguf(folder: Path) -> Path | None:
 _MAGIC = b"GGUF"
 _LATER_PART = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$")
 _PARTS = re.compile(
-    r"spec\.json|labels\.json|certificate\.json|train|config\.json|generation_config\.json"
+    r"spec\.json|labels\.json|certificate\.json|train|config\.json|modeling_anyformer\.py|generation_config\.json"
     r"|model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json"
     r"|tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json|added_tokens\.json|chat_template\.jinja"
     r"|additional_chat_templates|modules\.json|sentence_bert_config\.json|config_sentence_transformers\.json"

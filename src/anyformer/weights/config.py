@@ -18,6 +18,7 @@ from anyformer.families.tables import Tables, View, merged
 from anyformer.spec.folder import PUBLISHED_FILE
 from anyformer.spec.parts import Alibi, Causal, Grouped, Latent, ModelSpec, Part
 from anyformer.spec.problems import did_you_mean
+from anyformer.weights.carried import MODEL_TYPE, carried
 
 CONFIG_FILE = PUBLISHED_FILE
 
@@ -53,13 +54,15 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_config(table: dict[str, Any], where: object, families: Sequence[Family] = FAMILIES) -> Reading:
-    """What a configuration means to one of some families.
+    """What a configuration means to one of some families; one that carries a specification means that.
 
     Raises:
         UserError: a model type that no family has; a key that is not known, or whose value no specification has.
         SpecError: values that contradict each other.
     """
     _require_unquantised(table, where)
+    if table.get("model_type") == MODEL_TYPE:
+        return Reading(*carried(table, where))
     family = _family_of(table, where, families)
     model = _model_of(family, table, where)
     config = Config(table, where)

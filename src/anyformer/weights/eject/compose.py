@@ -35,7 +35,10 @@ def compose(spec: ModelSpec, choices: Choices) -> tuple[str, Constants]:
     if facts.pool:
         write_pool(parts, facts.pool)
     write_model(parts, model, facts, stacks)
-    return "\n\n".join(parts.sections), parts.constants
+    text = "\n\n".join(parts.sections)
+    if "nn.LayerNorm(" in text:
+        parts.constants.said["NORM_EPS"] = "ε of LayerNorm (Ba et al. 2016, eq. 4)"
+    return text, parts.constants
 
 
 def _share_attention(spec: ModelSpec, choices: Choices) -> None:

@@ -32,6 +32,7 @@ class Surroundings:
     Attributes:
         name: of the model.
         checkpoint: the folder that the file reads its weights from, as the file writes it.
+        file: what the file is called.
         ends: ids that end a reply.
         start: ids that the target of an encoder–decoder begins with.
         suppressed: ids that are never generated.
@@ -39,6 +40,7 @@ class Surroundings:
 
     name: str = "model"
     checkpoint: str = "."
+    file: str = "model.py"
     ends: tuple[int, ...] = ()
     start: tuple[int, ...] = ()
     suppressed: tuple[int, ...] = ()
@@ -164,9 +166,9 @@ def _shows(spec: ModelSpec, count: int) -> str:
     return "none" if any(b.ffn.kind == "moe" for s in spec.stacks.values() for b in s.blocks) else "meta"
 
 
-def _quoted(text: str) -> str:
-    """A string as Python writes it; what cannot be shown is escaped, JSON's way being Python's too."""
-    return json.dumps(text, ensure_ascii=not text.isprintable())
+def _beneath(path: str) -> str:
+    """A way from the file's folder, as Python writes it; what cannot be shown is escaped, JSON's way being Python's."""
+    return "" if path == "." else f" / {json.dumps(path, ensure_ascii=not path.isprintable())}"
 
 
 def _main(spec: ModelSpec, around: Surroundings, constants: Constants, count: int) -> str:
@@ -182,7 +184,7 @@ def _main(spec: ModelSpec, around: Surroundings, constants: Constants, count: in
         "SHOWN": str(shown),
         ", device=TOKENS_DEVICE": ', device="meta"' if show == "meta" else "",
         "ENCODED": "tokenizer.encode(given.prompt).ids",
-        "CHECKPOINT_DEFAULT": f"Path({_quoted(around.checkpoint)})",
+        "CHECKPOINT_DEFAULT": f"Path(__file__).parent{_beneath(around.checkpoint)}",
     }
     return _piece("weights/eject/main.py.jinja", constants, texts, flags, {"VOCAB_SIZE": spec.vocab_size})
 
@@ -192,21 +194,25 @@ def _head(spec: ModelSpec, around: Surroundings, count: int) -> str:
     stacks = " and ".join(
         f"{'an' if name[0] in 'ae' else 'a'} {name} of {stack.n_layers} layers" for name, stack in spec.stacks.items()
     )
-    name = " ".join(around.name.replace("\\", "/").replace('"', "'").split())
-    own = around.checkpoint != "."
-    prompt = 'python model.py --prompt "…"' if own else 'python model.py --checkpoint DIR --prompt "…"'
+    own, plain = around.checkpoint != ".", f"python {_plain(around.file)}"
+    prompt = f'{plain} --prompt "…"' if own else f'{plain} --checkpoint DIR --prompt "…"'
     does = "continues a text" if spec.generates else "reads a text"
     whose = "its checkpoint" if own else "DIR"
     shown = (
         "the shapes and the number of its parameters" if _shows(spec, count) == "none" else "a pass: shapes, parameters"
     )
     return (
-        f'"""{name}: {stacks}, {count:,} parameters.\n\n'
-        f"    {'python model.py':<{len(prompt)}}   {shown}\n"
+        f'"""{_plain(around.name)}: {stacks}, {count:,} parameters.\n\n'
+        f"    {plain:<{len(prompt)}}   {shown}\n"
         f"    {prompt}   {does}, with the weights and tokenizer of {whose}\n\n"
         "Shapes: B batch, T tokens that come in, S tokens that are seen, H heads of queries, G of keys and values,\n"
         'D channels of a head, C of the model, F inside a feed-forward network, V words of the vocabulary.\n"""\n'
     )
+
+
+def _plain(name: str) -> str:
+    """A name as it may stand in the file's docstring."""
+    return " ".join(name.replace("\\", "/").replace('"', "'").split())
 
 
 def _imports(text: str) -> str:

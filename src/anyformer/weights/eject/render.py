@@ -59,10 +59,11 @@ class Raw(str):
 
 
 class Constants:
-    """The named constants of a file, in the order in which they are first needed."""
+    """The named constants of a file, in the order in which they are first needed; `said` stands beside them."""
 
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}
+        self.said: dict[str, str] = {}
 
     def name(self, wanted: str, value: Any, owner: str) -> str:
         """A name for a value: short, or as wanted, or with its owner's in front, so that it stands for no other."""
@@ -78,8 +79,8 @@ class Constants:
         """The assignments, a letter beside those that shapes are written with."""
         lines = []
         for name, value in sorted(self.values.items(), key=lambda each: _rank(each[0])):
-            letter = _LETTERS.get(name)
-            lines.append(f"{name} = {literal(value)}" + (f"  # {letter}" if letter else ""))
+            said = _LETTERS.get(name) or self.said.get(name)
+            lines.append(f"{name} = {literal(value)}" + (f"  # {said}" if said else ""))
         return "\n".join(lines) + "\n"
 
 

@@ -79,10 +79,10 @@ def _dropped(kind: Kind, rate: str) -> Call:
 
 _SAID = {
     "relu": "ReLU",
-    "gelu": "GELU",
+    "gelu": "GELU (Hendrycks & Gimpel 2016)",
     "gelu_tanh": "GELU by its tanh form",
     "silu": "SiLU",
-    "relu2": "ReLU²",
+    "relu2": "ReLU² (So et al. 2021)",
     "quick_gelu": "GELU by its sigmoid form",
     "sigmoid": "sigmoid",
     "tanh": "tanh",
