@@ -11,6 +11,7 @@ import pytest
 
 from anyformer.spec import load_spec
 from anyformer.train.run import load_run
+from anyformer.weights.eject import Surroundings, eject
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -77,3 +78,13 @@ def test_every_recipe_and_run_of_a_page_loads_and_its_pattern_fits_the_recipe_be
 def test_formulae_are_plain_text(page):
     prose = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.S)
     assert "$" not in prose
+
+
+EJECTED = {"gpt2": "gpt2", "llama_3_8b": "llama-3-8b", "t5_base": "t5-base"}
+
+
+@pytest.mark.parametrize("name", sorted({*EJECTED, *(path.stem for path in (DOCS / "ejected").glob("*.py"))}))
+def test_the_ejected_files_of_the_book_are_what_is_ejected_today(name):
+    """Where this fails: anyformer eject RECIPE --out docs/ejected/NAME.py --force."""
+    text = eject(load_spec(EJECTED[name]), Surroundings(name=EJECTED[name], file=f"{name}.py"))
+    assert (DOCS / f"ejected/{name}.py").read_text(encoding="utf-8") == text

@@ -11,6 +11,7 @@ import anyformer
 from anyformer.cli.chat import chat
 from anyformer.cli.convert import convert
 from anyformer.cli.demo import demo
+from anyformer.cli.eject import eject
 from anyformer.cli.eval import evaluate
 from anyformer.cli.generate import generate
 from anyformer.cli.plan import plan
@@ -52,6 +53,7 @@ app.command(name="eval")(evaluate)
 app.command()(generate)
 app.command()(chat)
 app.command()(convert)
+app.command()(eject)
 app.command()(verify)
 app.command()(demo)
 

@@ -48,6 +48,14 @@ def verify(
         typer.Option(help="Names of laws, separated by commas.", show_default="all but compile, which takes long"),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the inputs, and of a specification's weights.", min=0)] = 0,
+    against: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Compare an ejected file, edited or not, with the core instead. Its code is executed.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Check the laws that every Transformer must obey on a model: causality, caches, padding, packing, backends, …
@@ -55,12 +63,19 @@ def verify(
     Exits with 1 where a law is broken. A checkpoint judged by all laws gets a certificate.json beside its
     weights, and so does one that breaks a law. Where transformers is installed and a published family can say the
     checkpoint, it is compared with theirs as well.
+
+    With --against no law is checked: the file's Model gets the checkpoint's weights and runs beside the core on the
+    same inputs, and the first activation that differs is named. Exits with 1 where one does.
     """
     from anyformer.laws.names import chosen
 
+    if against is not None:
+        _compare(model, against, laws, seed, as_json=as_json)
+        return
+
     # What can be refused without torch, which takes seconds to load, is.
     names = chosen(None if laws is None else [name.strip() for name in laws.split(",") if name.strip()])
-    what = _described(model)
+    what = described(model)
 
     from anyformer.laws.certificate import certify
     from anyformer.laws.gguf import gguf
@@ -91,8 +106,33 @@ def verify(
         raise typer.Exit(1)
 
 
-def _described(source: str) -> "ModelSpec | Path":
-    """What to judge: a specification, or a checkpoint's folder. Raises `UserError` for what is neither."""
+def _compare(source: str, file: Path, laws: str | None, seed: int, *, as_json: bool) -> None:
+    """Shows how an ejected file differs from the core, and leaves with 1 where it does."""
+    from anyformer.laws.foreign import code_of
+
+    if laws is not None:
+        what = "a file is compared or laws are checked, one of them"
+        raise UserError(what, where="--laws and --against", remedy="leave one of them out")
+    code_of(file)  # A mistake in it is said before torch is loaded.
+    meant = described(source)
+
+    from anyformer.laws.against import against
+
+    judged, _ = _model(source, meant, seed)
+    found = against(judged, file, seed, source)
+    if as_json:
+        typer.echo(found.to_json())
+    else:
+        from rich.console import Console
+
+        Console(highlight=False, markup=False).print(found.table())
+        typer.echo("\n".join(found.lines()))
+    if not found.holds:
+        raise typer.Exit(1)
+
+
+def described(source: str) -> "ModelSpec | Path":
+    """What is meant: a specification, or a checkpoint's folder. Raises `UserError` for what is neither."""
     from anyformer.spec import SpecError
     from anyformer.spec.folder import is_gguf, resolve
     from anyformer.weights.source import load_spec

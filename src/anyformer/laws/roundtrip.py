@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from anyformer.checkpoint import Checkpoint, load
-from anyformer.laws.draw import Draw, longest, outputs
-from anyformer.laws.result import Findings, Result
+from anyformer.laws import eject
+from anyformer.laws.draw import Draw, dtype_of, longest, outputs
+from anyformer.laws.result import TOLERANCES, Findings, Result
 from anyformer.nn.model import Model
 from anyformer.spec import ModelSpec, condense, expand
 
@@ -24,9 +25,12 @@ def _same_bits(got: Tensor, want: Tensor) -> bool:
 
 
 def round_trip(model: Model, seed: int) -> Result:
-    """Specification to JSON and back, to a recipe and back; a checkpoint's weights, buffers and scores: bit-equal."""
+    """Specification to JSON and back, to a recipe and back; a checkpoint's weights, buffers and scores: bit-equal.
+
+    And out into an ejected file, which gives the scores and gradients of the model, whole and with a cache.
+    """
     draw = Draw(model, seed)
-    findings = Findings(NAME, 0.0)
+    findings = Findings(NAME, TOLERANCES[dtype_of(model)])
     spec = model.spec
     text = spec.to_json()
     findings.require(ModelSpec.from_json(text) == spec, "specification → JSON → specification")
@@ -42,7 +46,9 @@ def round_trip(model: Model, seed: int) -> Result:
             findings.require(name in found and _same_bits(found[name], value), f"a checkpoint's {name}")
         inputs = draw.inputs(2, longest(draw.stack))
         got, want = outputs(back.model, inputs), outputs(model, inputs)
-        # What is no number is as far from itself as from anything: bits say whether it is the same.
-        if not _same_bits(got, want):
-            findings.near(got, want, "the scores of what was loaded")
-    return findings.result("JSON, recipe, and a checkpoint folder with its weights and scores, bit for bit")
+        findings.require(_same_bits(got, want), "the scores of what was loaded, bit for bit")
+    eject.check(model, seed, findings)
+    return findings.result(
+        "JSON, recipe, and a checkpoint folder with its weights and scores, bit for bit; "
+        "and an ejected file with scores, cache and gradients"
+    )

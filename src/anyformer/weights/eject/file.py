@@ -33,6 +33,8 @@ class Surroundings:
         name: of the model.
         checkpoint: the folder that the file reads its weights from, as the file writes it.
         file: what the file is called.
+        words: how many ids the tokenizer has, where the vocabulary has more; the rest are never generated.
+        suffix: how many ids the tokenizer puts behind a text, which a text that goes on does not have.
         ends: ids that end a reply.
         start: ids that the target of an encoder–decoder begins with.
         suppressed: ids that are never generated.
@@ -41,6 +43,8 @@ class Surroundings:
     name: str = "model"
     checkpoint: str = "."
     file: str = "model.py"
+    words: int | None = None
+    suffix: int = 0
     ends: tuple[int, ...] = ()
     start: tuple[int, ...] = ()
     suppressed: tuple[int, ...] = ()
@@ -127,6 +131,8 @@ def _generate(spec: ModelSpec, around: Surroundings, constants: Constants) -> st
     numbers: dict[str, Any] = {}
     if around.ends:
         numbers["END_IDS"] = around.ends
+    if around.words is not None:
+        numbers["N_WORDS"] = around.words
     if around.suppressed:
         numbers["SUPPRESSED_IDS"] = around.suppressed
     if both:
@@ -139,7 +145,11 @@ def _generate(spec: ModelSpec, around: Surroundings, constants: Constants) -> st
         "ends": bool(around.ends),
         "suppressed": bool(around.suppressed),
     }
-    texts = {"SUPPRESSED_LIST": "list(SUPPRESSED_IDS)", "[START_IDS]": "[list(START_IDS)]"}
+    texts = {
+        "SUPPRESSED_LIST": "list(SUPPRESSED_IDS)",
+        "[START_IDS]": "[list(START_IDS)]",
+        ", -1, :N_WORDS]": ", -1]" if around.words is None else ", -1, :N_WORDS]",
+    }
     return _piece("infer/decode.py.jinja", constants, texts, flags, numbers)
 
 
@@ -176,17 +186,19 @@ def _main(spec: ModelSpec, around: Surroundings, constants: Constants, count: in
     both = spec.encoder is not None and spec.decoder is not None
     longest = [s.max_positions for s in spec.stacks.values() if isinstance(s.embed.position, Learned)]
     shown = min([16, *(n for n in longest if n is not None)])
-    flags = {"show": show, "both": both, "generates": spec.generates}
+    cut = around.suffix > 0 and spec.generates and not both
+    flags = {"show": show, "both": both, "generates": spec.generates, "cut": cut}
     scores = {"language": "scores"}.get(spec.head.kind, "scores") if spec.head is not None else "hidden states"
     texts = {
         "GIGABYTES": f"{count * 4 / 1e9:,.0f}",
         "SHOWN_SCORES": scores,
         "SHOWN": str(shown),
         ", device=TOKENS_DEVICE": ', device="meta"' if show == "meta" else "",
-        "ENCODED": "tokenizer.encode(given.prompt).ids",
+        "ENCODED": "tokenizer.encode(given.prompt).ids" + ("[:-SUFFIX_IDS]" if cut else ""),
         "CHECKPOINT_DEFAULT": f"Path(__file__).parent{_beneath(around.checkpoint)}",
     }
-    return _piece("weights/eject/main.py.jinja", constants, texts, flags, {"VOCAB_SIZE": spec.vocab_size})
+    numbers = {"VOCAB_SIZE": spec.vocab_size} | ({"SUFFIX_IDS": around.suffix} if cut else {})
+    return _piece("weights/eject/main.py.jinja", constants, texts, flags, numbers)
 
 
 def _head(spec: ModelSpec, around: Surroundings, count: int) -> str:

@@ -1,0 +1,230 @@
+"""gpt2: a decoder of 12 layers, 124,439,808 parameters.
+
+    python gpt2.py                                 a pass: shapes, parameters
+    python gpt2.py --checkpoint DIR --prompt "…"   continues a text, with the weights and tokenizer of DIR
+
+Shapes: B batch, T tokens that come in, S tokens that are seen, H heads of queries, G of keys and values,
+D channels of a head, C of the model, F inside a feed-forward network, V words of the vocabulary.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+VOCAB_SIZE = 50257  # V
+MAX_POSITIONS = 1024
+N_LAYERS = 12
+D_MODEL = 768  # C
+N_HEADS = 12  # H
+D_HEAD = 64  # D
+D_FF = 3072  # F
+NORM_EPS = 1e-05  # ε of LayerNorm (Ba et al. 2016, eq. 4)
+DROPOUT = 0.1
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+RENAMED = (("_norms.before.", "_norm."),)  # stored names, and ours
+
+
+def exact(x: Tensor) -> Tensor:
+    """x in float32 at least: what is done with it would lose too much in half precision."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+class Cache:
+    """What has been computed of the tokens so far: a store for each layer, and how many tokens there are."""
+
+    def __init__(self) -> None:
+        self.length = 0
+        self.stores: list[dict[str, Tensor]] = [{} for _ in range(N_LAYERS)]
+
+
+def remembered(store: dict[str, Tensor], **new: Tensor) -> list[Tensor]:
+    """What is stored and what is new, joined along the sequence; all of it is stored for the next call."""
+    for name, value in new.items():
+        store[name] = torch.cat([store[name], value], dim=1) if name in store else value
+    return [store[name] for name in new]
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, dropout: float) -> Tensor:
+    """softmax(q·kᵀ / √D)·v over the keys that the mask shows (Vaswani et al. 2017, eq. 1).
+
+    q [B, T, H, D], k [B, S, H, D], v [B, S, H, Dv], mask [B or 1, 1, T, S] -> [B, T, H, Dv].
+    """
+    scores = torch.einsum("bthd,bshd->bhts", exact(q), exact(k)) * q.shape[-1] ** -0.5
+    shares = scores.masked_fill(~mask, torch.finfo(scores.dtype).min).softmax(dim=-1)
+    shares = F.dropout(shares, dropout)
+    return torch.einsum("bhts,bshd->bthd", shares, exact(v)).to(v.dtype)
+
+
+class Attention(nn.Module):
+    """Multi-head attention (Vaswani et al. 2017, section 3.2.2)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q = nn.Linear(D_MODEL, N_HEADS * D_HEAD, bias=True)
+        self.k = nn.Linear(D_MODEL, N_HEADS * D_HEAD, bias=True)
+        self.v = nn.Linear(D_MODEL, N_HEADS * D_HEAD, bias=True)
+        self.out = nn.Linear(N_HEADS * D_HEAD, D_MODEL, bias=True)
+
+    def forward(self, x: Tensor, mask: Tensor, store: dict[str, Tensor]) -> Tensor:
+        """[B, T, C] -> [B, T, C]."""
+        q = self.q(x).unflatten(-1, (N_HEADS, D_HEAD))  # [B, T, H, D]
+        k = self.k(x).unflatten(-1, (N_HEADS, D_HEAD))  # [B, T, H, D]
+        v = self.v(x).unflatten(-1, (N_HEADS, D_HEAD))  # [B, T, H, D]
+        k, v = remembered(store, k=k, v=v)
+        z = attend(q, k, v, mask, dropout=DROPOUT * self.training)  # [B, T, H, D]
+        return F.dropout(self.out(z.flatten(-2)), DROPOUT, self.training)
+
+
+class FeedForward(nn.Module):
+    """down(act(up(x))), act is GELU by its tanh form (Vaswani et al. 2017, eq. 2)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(D_MODEL, D_FF, bias=True)
+        self.down = nn.Linear(D_FF, D_MODEL, bias=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, T, C] -> [B, T, C]."""
+        return F.dropout(self.down(F.gelu(self.up(x), approximate="tanh")), DROPOUT, self.training)
+
+
+class Block(nn.Module):
+    """Attention and feed-forward, each added to x, a norm before each (Xiong et al. 2020)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(D_MODEL, eps=NORM_EPS)
+        self.attention = Attention()
+        self.ffn_norm = nn.LayerNorm(D_MODEL, eps=NORM_EPS)
+        self.ffn = FeedForward()
+
+    def forward(self, x: Tensor, mask: Tensor, store: dict[str, Tensor]) -> Tensor:
+        """[B, T, C] -> [B, T, C]."""
+        x = x + self.attention(self.attention_norm(x), mask, store)
+        return x + self.ffn(self.ffn_norm(x))
+
+
+class Embedding(nn.Module):
+    """Token vectors + positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Embedding(VOCAB_SIZE, D_MODEL)
+        self.position = nn.Embedding(MAX_POSITIONS, D_MODEL)
+
+    def forward(self, tokens: Tensor, queries: Tensor) -> Tensor:
+        """int64 [B, T] -> [B, T, C]."""
+        x = self.token(tokens)
+        x = x + self.position(queries)
+        return F.dropout(x, DROPOUT, self.training)
+
+
+class Decoder(nn.Module):
+    """The decoder: embedding, 12 layers and a final norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = Embedding()
+        self.blocks = nn.ModuleList(Block() for _ in range(N_LAYERS))
+        self.final_norm = nn.LayerNorm(D_MODEL, eps=NORM_EPS)
+
+    def forward(self, tokens: Tensor, cache: Cache) -> Tensor:
+        """int64 [B, T] -> [B, T, C]."""
+        positions = torch.arange(cache.length + tokens.shape[1], device=tokens.device)[None]  # [1, S]
+        queries = positions[:, cache.length :]  # [1, T], those of the tokens that come in
+        x = self.embed(tokens, queries)
+        mask = positions[:, None, None, :] <= queries[:, None, :, None]  # what came before, and itself
+        for block, store in zip(self.blocks, cache.stores, strict=True):
+            x = block(x, mask, store)
+        return self.final_norm(x)
+
+
+class Model(nn.Module):
+    """A decoder, and a head that gives scores of the vocabulary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.decoder = Decoder()
+
+    def forward(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
+        """int64 [B, T] after those in the cache, if any -> scores of the vocabulary, [B, T, V]."""
+        cache = cache or Cache()
+        hidden = self.decoder(tokens, cache)
+        cache.length += tokens.shape[1]
+        # The head's matrix is the embedding's table (Press & Wolf 2017).
+        return F.linear(hidden, self.decoder.embed.token.weight)
+
+
+@torch.inference_mode()
+def generate(model: Model, tokens: list[int], n_tokens: int, temperature: float = 0.0) -> Iterator[int]:
+    """What follows the tokens, one by one, up to `n_tokens`; at temperature 0 always the likeliest."""
+    cache, new = Cache(), torch.tensor([tokens])
+    for _ in range(min(n_tokens, MAX_POSITIONS + 1 - new.shape[1])):
+        scores = model(new, cache=cache)[0, -1]
+        token = int(torch.multinomial((scores / temperature).softmax(-1), 1) if temperature > 0 else scores.argmax())
+        yield token
+        new = torch.tensor([[token]])
+
+
+def load(file: Path) -> Model:
+    """The model with the weights of a safetensors file: a length in eight bytes, a header in JSON, all numbers."""
+    with torch.device("meta"):
+        model = Model()
+    with file.open("rb") as opened:
+        header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
+        start = opened.tell()
+    header.pop("__metadata__", None)
+    numbers = torch.from_file(str(file), size=file.stat().st_size, dtype=torch.uint8)  # mapped, not copied
+    weights = {}
+    for name, entry in header.items():
+        for stored, here in RENAMED:
+            name = name.replace(stored, here)
+        first, last = (start + offset for offset in entry["data_offsets"])
+        weights[name] = numbers[first:last].view(DTYPES[entry["dtype"]]).view(entry["shape"]).float()
+    model.load_state_dict(weights, assign=True)
+    return model.eval()
+
+
+def show() -> None:
+    """A pass over random tokens with random weights: the shape that leaves each part, and the number of parameters."""
+    model = Model().eval()
+    for name, module in model.named_modules():
+        if name and (name.count(".") <= 1 or name.endswith("blocks.0")):
+            module.register_forward_hook(lambda module, given, out, name=name: print(f"{name:<24} {list(out.shape)}"))
+    tokens = torch.randint(VOCAB_SIZE, (1, 16))
+    with torch.inference_mode():
+        scores = model(tokens)
+    print(f"{list(tokens.shape)} tokens -> {list(scores.shape)} scores")
+    print(f"{sum(parameter.numel() for parameter in model.parameters()):,} parameters")
+
+
+def main() -> None:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(description=str(__doc__), formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompt", help="a text to continue; without one a pass with random weights is shown")
+    parser.add_argument(
+        "--checkpoint", type=Path, default=Path(__file__).parent, help="the folder of model.safetensors"
+    )
+    parser.add_argument("--tokens", type=int, default=64, help="how many to add at most")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest token")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    if given.prompt is None:
+        show()
+        return
+    from tokenizers import Tokenizer
+
+    torch.manual_seed(given.seed)
+    tokenizer = Tokenizer.from_file(str(given.checkpoint / "tokenizer.json"))
+    model = load(given.checkpoint / "model.safetensors")
+    ids = tokenizer.encode(given.prompt).ids
+    print(tokenizer.decode(list(generate(model, ids, given.tokens, given.temperature))))
+
+
+if __name__ == "__main__":
+    main()

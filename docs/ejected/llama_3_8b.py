@@ -1,0 +1,249 @@
+"""llama-3-8b: a decoder of 32 layers, 8,030,261,248 parameters.
+
+    python llama_3_8b.py                                 a pass: shapes, parameters
+    python llama_3_8b.py --checkpoint DIR --prompt "…"   continues a text, with the weights and tokenizer of DIR
+
+Shapes: B batch, T tokens that come in, S tokens that are seen, H heads of queries, G of keys and values,
+D channels of a head, C of the model, F inside a feed-forward network, V words of the vocabulary.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+VOCAB_SIZE = 128256  # V
+N_LAYERS = 32
+D_MODEL = 4096  # C
+N_HEADS = 32  # H
+N_KV_HEADS = 8  # G
+D_HEAD = 128  # D
+D_FF = 14336  # F
+ROPE_THETA = 500000.0
+NORM_EPS = 1e-05
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+RENAMED = (("_norms.before.", "_norm."), ("decoder.embed.token.", "decoder.embed."))  # stored names, and ours
+
+
+def exact(x: Tensor) -> Tensor:
+    """x in float32 at least: what is done with it would lose too much in half precision."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+class Cache:
+    """What has been computed of the tokens so far: a store for each layer, and how many tokens there are."""
+
+    def __init__(self) -> None:
+        self.length = 0
+        self.stores: list[dict[str, Tensor]] = [{} for _ in range(N_LAYERS)]
+
+
+def remembered(store: dict[str, Tensor], **new: Tensor) -> list[Tensor]:
+    """What is stored and what is new, joined along the sequence; all of it is stored for the next call."""
+    for name, value in new.items():
+        store[name] = torch.cat([store[name], value], dim=1) if name in store else value
+    return [store[name] for name in new]
+
+
+class RMSNorm(nn.Module):
+    """x / √(mean(x²) + ε) · weight, over the last dimension (Zhang & Sennrich 2019, eq. 4)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., width] -> the same."""
+        wide = exact(x)
+        normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + NORM_EPS)
+        return (normed * self.weight).to(x.dtype)
+
+
+def rotate(x: Tensor, positions: Tensor) -> Tensor:
+    """Turns channels i and i + D/2 of each head by position · θ^(−2i/D) (Su et al. 2021, eq. 34).
+
+    x [B, T, H, D], positions [B or 1, T] -> x turned.
+    """
+    turning = exact(x)
+    powers = torch.arange(0, D_HEAD, 2, device=x.device, dtype=turning.dtype) / D_HEAD  # 2i / D
+    frequencies = 1.0 / ROPE_THETA**powers
+    angles = positions[:, :, None, None].to(turning.dtype) * frequencies  # [B or 1, T, 1, D / 2]
+    cos, sin = angles.cos(), angles.sin()
+    a, b = turning.chunk(2, dim=-1)
+    turned = torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
+    return turned.to(x.dtype)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """softmax(q·kᵀ / √D)·v over the keys that the mask shows (Vaswani et al. 2017, eq. 1).
+
+    q [B, T, H, D], k [B, S, G, D], v [B, S, G, Dv], mask [B or 1, 1, T, S] -> [B, T, H, Dv]. Each key head serves H / G
+    query heads (Ainslie et al. 2023).
+    """
+    k, v = (x.repeat_interleave(q.shape[2] // x.shape[2], dim=2) for x in (k, v))
+    scores = torch.einsum("bthd,bshd->bhts", exact(q), exact(k)) * q.shape[-1] ** -0.5
+    shares = scores.masked_fill(~mask, torch.finfo(scores.dtype).min).softmax(dim=-1)
+    return torch.einsum("bhts,bshd->bthd", shares, exact(v)).to(v.dtype)
+
+
+class Attention(nn.Module):
+    """Grouped-query attention (Ainslie et al. 2023): H query heads share G heads of keys and values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q = nn.Linear(D_MODEL, N_HEADS * D_HEAD, bias=False)
+        self.k = nn.Linear(D_MODEL, N_KV_HEADS * D_HEAD, bias=False)
+        self.v = nn.Linear(D_MODEL, N_KV_HEADS * D_HEAD, bias=False)
+        self.out = nn.Linear(N_HEADS * D_HEAD, D_MODEL, bias=False)
+
+    def forward(self, x: Tensor, positions: Tensor, mask: Tensor, store: dict[str, Tensor]) -> Tensor:
+        """[B, T, C] -> [B, T, C]."""
+        queries = positions[:, -x.shape[1] :]
+        q = self.q(x).unflatten(-1, (N_HEADS, D_HEAD))  # [B, T, H, D]
+        k = self.k(x).unflatten(-1, (N_KV_HEADS, D_HEAD))  # [B, T, G, D]
+        v = self.v(x).unflatten(-1, (N_KV_HEADS, D_HEAD))  # [B, T, G, D]
+        q, k = rotate(q, queries), rotate(k, queries)
+        k, v = remembered(store, k=k, v=v)
+        z = attend(q, k, v, mask)  # [B, T, H, D]
+        return self.out(z.flatten(-2))
+
+
+class FeedForward(nn.Module):
+    """down(act(gate(x)) · up(x)), act is SiLU: SwiGLU (Shazeer 2020, eq. 6)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(D_MODEL, D_FF, bias=False)
+        self.up = nn.Linear(D_MODEL, D_FF, bias=False)
+        self.down = nn.Linear(D_FF, D_MODEL, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, T, C] -> [B, T, C]."""
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+class Block(nn.Module):
+    """Attention and feed-forward, each added to x, a norm before each (Xiong et al. 2020)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention_norm = RMSNorm(D_MODEL)
+        self.attention = Attention()
+        self.ffn_norm = RMSNorm(D_MODEL)
+        self.ffn = FeedForward()
+
+    def forward(self, x: Tensor, positions: Tensor, mask: Tensor, store: dict[str, Tensor]) -> Tensor:
+        """[B, T, C] -> [B, T, C]."""
+        x = x + self.attention(self.attention_norm(x), positions, mask, store)
+        return x + self.ffn(self.ffn_norm(x))
+
+
+class Decoder(nn.Module):
+    """The decoder: embedding, 32 layers and a final norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCAB_SIZE, D_MODEL)
+        self.blocks = nn.ModuleList(Block() for _ in range(N_LAYERS))
+        self.final_norm = RMSNorm(D_MODEL)
+
+    def forward(self, tokens: Tensor, cache: Cache) -> Tensor:
+        """int64 [B, T] -> [B, T, C]."""
+        positions = torch.arange(cache.length + tokens.shape[1], device=tokens.device)[None]  # [1, S]
+        queries = positions[:, cache.length :]  # [1, T], those of the tokens that come in
+        x = self.embed(tokens)
+        mask = positions[:, None, None, :] <= queries[:, None, :, None]  # what came before, and itself
+        for block, store in zip(self.blocks, cache.stores, strict=True):
+            x = block(x, positions, mask, store)
+        return self.final_norm(x)
+
+
+class Model(nn.Module):
+    """A decoder, and a head that gives scores of the vocabulary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.decoder = Decoder()
+        self.head = nn.Linear(D_MODEL, VOCAB_SIZE, bias=False)
+
+    def forward(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
+        """int64 [B, T] after those in the cache, if any -> scores of the vocabulary, [B, T, V]."""
+        cache = cache or Cache()
+        hidden = self.decoder(tokens, cache)
+        cache.length += tokens.shape[1]
+        return self.head(hidden)
+
+
+@torch.inference_mode()
+def generate(model: Model, tokens: list[int], n_tokens: int, temperature: float = 0.0) -> Iterator[int]:
+    """What follows the tokens, one by one, up to `n_tokens`; at temperature 0 always the likeliest."""
+    cache, new = Cache(), torch.tensor([tokens])
+    for _ in range(n_tokens):
+        scores = model(new, cache=cache)[0, -1]
+        token = int(torch.multinomial((scores / temperature).softmax(-1), 1) if temperature > 0 else scores.argmax())
+        yield token
+        new = torch.tensor([[token]])
+
+
+def load(file: Path) -> Model:
+    """The model with the weights of a safetensors file: a length in eight bytes, a header in JSON, all numbers."""
+    with torch.device("meta"):
+        model = Model()
+    with file.open("rb") as opened:
+        header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
+        start = opened.tell()
+    header.pop("__metadata__", None)
+    numbers = torch.from_file(str(file), size=file.stat().st_size, dtype=torch.uint8)  # mapped, not copied
+    weights = {}
+    for name, entry in header.items():
+        for stored, here in RENAMED:
+            name = name.replace(stored, here)
+        first, last = (start + offset for offset in entry["data_offsets"])
+        weights[name] = numbers[first:last].view(DTYPES[entry["dtype"]]).view(entry["shape"]).float()
+    model.load_state_dict(weights, assign=True)
+    return model.eval()
+
+
+def show() -> None:
+    """A pass without numbers, which would fill 32 GB: the shape that leaves each part, and the parameters."""
+    with torch.device("meta"):
+        model = Model().eval()
+    for name, module in model.named_modules():
+        if name and (name.count(".") <= 1 or name.endswith("blocks.0")):
+            module.register_forward_hook(lambda module, given, out, name=name: print(f"{name:<24} {list(out.shape)}"))
+    tokens = torch.randint(VOCAB_SIZE, (1, 16), device="meta")
+    with torch.inference_mode():
+        scores = model(tokens)
+    print(f"{list(tokens.shape)} tokens -> {list(scores.shape)} scores")
+    print(f"{sum(parameter.numel() for parameter in model.parameters()):,} parameters")
+
+
+def main() -> None:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(description=str(__doc__), formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompt", help="a text to continue; without one a pass with random weights is shown")
+    parser.add_argument(
+        "--checkpoint", type=Path, default=Path(__file__).parent, help="the folder of model.safetensors"
+    )
+    parser.add_argument("--tokens", type=int, default=64, help="how many to add at most")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest token")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    if given.prompt is None:
+        show()
+        return
+    from tokenizers import Tokenizer
+
+    torch.manual_seed(given.seed)
+    tokenizer = Tokenizer.from_file(str(given.checkpoint / "tokenizer.json"))
+    model = load(given.checkpoint / "model.safetensors")
+    ids = tokenizer.encode(given.prompt).ids
+    print(tokenizer.decode(list(generate(model, ids, given.tokens, given.temperature))))
+
+
+if __name__ == "__main__":
+    main()

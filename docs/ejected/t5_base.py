@@ -1,0 +1,348 @@
+"""t5-base: an encoder of 12 layers and a decoder of 12 layers, 222,903,552 parameters.
+
+    python t5_base.py                                 a pass: shapes, parameters
+    python t5_base.py --checkpoint DIR --prompt "…"   continues a text, with the weights and tokenizer of DIR
+
+Shapes: B batch, T tokens that come in, S tokens that are seen, H heads of queries, G of keys and values,
+D channels of a head, C of the model, F inside a feed-forward network, V words of the vocabulary.
+"""
+
+import argparse
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+VOCAB_SIZE = 32128  # V
+N_LAYERS = 12
+D_MODEL = 768  # C
+N_HEADS = 12  # H
+D_HEAD = 64  # D
+D_FF = 3072  # F
+NORM_EPS = 1e-06
+DROPOUT = 0.1
+N_BUCKETS = 32
+MAX_DISTANCE = 128
+TWO_SIDED = True
+DECODER_TWO_SIDED = False
+HEAD_SCALE = 0.03608439182435161
+START_IDS = (0,)
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+RENAMED = (("_norms.before.", "_norm."), ("encoder.embed.token.", "embed."))  # stored names, and ours
+
+
+def exact(x: Tensor) -> Tensor:
+    """x in float32 at least: what is done with it would lose too much in half precision."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+class Cache:
+    """What has been computed of the tokens so far: a store for each layer, and how many tokens there are."""
+
+    def __init__(self) -> None:
+        self.length = 0
+        self.stores: list[dict[str, Tensor]] = [{} for _ in range(N_LAYERS)]
+
+
+def remembered(store: dict[str, Tensor], **new: Tensor) -> list[Tensor]:
+    """What is stored and what is new, joined along the sequence; all of it is stored for the next call."""
+    for name, value in new.items():
+        store[name] = torch.cat([store[name], value], dim=1) if name in store else value
+    return [store[name] for name in new]
+
+
+class RMSNorm(nn.Module):
+    """x / √(mean(x²) + ε) · weight, over the last dimension (Zhang & Sennrich 2019, eq. 4)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., width] -> the same."""
+        wide = exact(x)
+        normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + NORM_EPS)
+        return (normed * self.weight).to(x.dtype)
+
+
+class RelativeBias(nn.Module):
+    """A trained bias for each head and bucket of key − query positions (Raffel et al. 2020, section 2.1)."""
+
+    def __init__(self, two_sided: bool) -> None:
+        super().__init__()
+        self.two_sided = two_sided
+        self.weight = nn.Parameter(torch.randn(N_BUCKETS, N_HEADS))
+
+    def forward(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """Positions [B or 1, T] and [B or 1, S] -> what is added to the scores, [B or 1, H, T, S].
+
+        Half of a side's buckets stand for one distance each; the others grow logarithmically up to MAX_DISTANCE.
+        """
+        distance = keys[:, None, :] - queries[:, :, None]
+        side, n = N_BUCKETS, (-distance).clamp(min=0)
+        if self.two_sided:
+            side, n = N_BUCKETS // 2, distance.abs()
+        half = side // 2
+        grown = torch.log(n.float() / half) / math.log(MAX_DISTANCE / half) * (side - half)
+        far = (half + grown.clamp(min=0.0).long()).clamp(max=side - 1)
+        bucket = torch.where(n < half, n, far)
+        if self.two_sided:
+            bucket = bucket + side * (distance > 0)  # keys after the query have the other half
+        return self.weight[bucket].permute(0, 3, 1, 2)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, dropout: float, bias: Tensor | None = None) -> Tensor:
+    """softmax(q·kᵀ)·v over the keys that the mask shows (Vaswani et al. 2017, eq. 1).
+
+    q [B, T, H, D], k [B, S, H, D], v [B, S, H, Dv], mask [B or 1, 1, T, S] -> [B, T, H, Dv].
+    """
+    scores = torch.einsum("bthd,bshd->bhts", exact(q), exact(k))
+    if bias is not None:
+        scores = scores + bias
+    shares = scores.masked_fill(~mask, torch.finfo(scores.dtype).min).softmax(dim=-1)
+    shares = shares.masked_fill(~mask, 0.0)  # a row of padding alone sees nothing
+    shares = F.dropout(shares, dropout)
+    return torch.einsum("bhts,bshd->bthd", shares, exact(v)).to(v.dtype)
+
+
+class Attention(nn.Module):
+    """Multi-head attention (Vaswani et al. 2017, section 3.2.2)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q = nn.Linear(D_MODEL, N_HEADS * D_HEAD, bias=False)
+        self.k = nn.Linear(D_MODEL, N_HEADS * D_HEAD, bias=False)
+        self.v = nn.Linear(D_MODEL, N_HEADS * D_HEAD, bias=False)
+        self.out = nn.Linear(N_HEADS * D_HEAD, D_MODEL, bias=False)
+
+    def forward(self, x: Tensor, mask: Tensor, bias: Tensor, store: dict[str, Tensor]) -> Tensor:
+        """[B, T, C] -> [B, T, C]."""
+        q = self.q(x).unflatten(-1, (N_HEADS, D_HEAD))  # [B, T, H, D]
+        k = self.k(x).unflatten(-1, (N_HEADS, D_HEAD))  # [B, T, H, D]
+        v = self.v(x).unflatten(-1, (N_HEADS, D_HEAD))  # [B, T, H, D]
+        k, v = remembered(store, k=k, v=v)
+        z = attend(q, k, v, mask, bias=bias, dropout=DROPOUT * self.training)  # [B, T, H, D]
+        return F.dropout(self.out(z.flatten(-2)), DROPOUT, self.training)
+
+
+class CrossAttention(nn.Module):
+    """Queries of one text over keys and values of another (Vaswani et al. 2017, section 3.2.3)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q = nn.Linear(D_MODEL, N_HEADS * D_HEAD, bias=False)
+        self.k = nn.Linear(D_MODEL, N_HEADS * D_HEAD, bias=False)
+        self.v = nn.Linear(D_MODEL, N_HEADS * D_HEAD, bias=False)
+        self.out = nn.Linear(N_HEADS * D_HEAD, D_MODEL, bias=False)
+
+    def forward(self, x: Tensor, memory: Tensor, source_mask: Tensor, store: dict[str, Tensor]) -> Tensor:
+        """[B, T, C] and the source [B, S, C] -> [B, T, C]."""
+        q = self.q(x).unflatten(-1, (N_HEADS, D_HEAD))  # [B, T, H, D]
+        if "source_k" not in store:  # the source stays as it is while the target grows
+            k = self.k(memory).unflatten(-1, (N_HEADS, D_HEAD))  # [B, S, H, D]
+            v = self.v(memory).unflatten(-1, (N_HEADS, D_HEAD))  # [B, S, H, D]
+            store["source_k"], store["source_v"] = k, v
+        z = attend(
+            q, store["source_k"], store["source_v"], source_mask, dropout=DROPOUT * self.training
+        )  # [B, T, H, D]
+        return F.dropout(self.out(z.flatten(-2)), DROPOUT, self.training)
+
+
+class FeedForward(nn.Module):
+    """down(act(up(x))), act is ReLU (Vaswani et al. 2017, eq. 2)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(D_MODEL, D_FF, bias=False)
+        self.down = nn.Linear(D_FF, D_MODEL, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, T, C] -> [B, T, C]."""
+        hidden = F.relu(self.up(x))
+        hidden = F.dropout(hidden, DROPOUT, self.training)
+        return F.dropout(self.down(hidden), DROPOUT, self.training)
+
+
+class EncoderBlock(nn.Module):
+    """Attention and feed-forward, each added to x, a norm before each (Xiong et al. 2020)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention_norm = RMSNorm(D_MODEL)
+        self.attention = Attention()
+        self.ffn_norm = RMSNorm(D_MODEL)
+        self.ffn = FeedForward()
+
+    def forward(self, x: Tensor, mask: Tensor, bias: Tensor, store: dict[str, Tensor]) -> Tensor:
+        """[B, T, C] -> [B, T, C]."""
+        x = x + self.attention(self.attention_norm(x), mask, bias, store)
+        return x + self.ffn(self.ffn_norm(x))
+
+
+class DecoderBlock(nn.Module):
+    """Attention, cross-attention and feed-forward, each added to x, a norm before each (Xiong et al. 2020)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention_norm = RMSNorm(D_MODEL)
+        self.attention = Attention()
+        self.cross_norm = RMSNorm(D_MODEL)
+        self.cross = CrossAttention()
+        self.ffn_norm = RMSNorm(D_MODEL)
+        self.ffn = FeedForward()
+
+    def forward(
+        self, x: Tensor, mask: Tensor, bias: Tensor, memory: Tensor, source_mask: Tensor, store: dict[str, Tensor]
+    ) -> Tensor:
+        """[B, T, C] -> [B, T, C]."""
+        x = x + self.attention(self.attention_norm(x), mask, bias, store)
+        x = x + self.cross(self.cross_norm(x), memory, source_mask, store)
+        return x + self.ffn(self.ffn_norm(x))
+
+
+class Encoder(nn.Module):
+    """The encoder: embedding, 12 layers and a final norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.relative_bias = RelativeBias(two_sided=TWO_SIDED)
+        self.blocks = nn.ModuleList(EncoderBlock() for _ in range(N_LAYERS))
+        self.final_norm = RMSNorm(D_MODEL)
+
+    def forward(self, x: Tensor, real: Tensor) -> Tensor:
+        """Token vectors [B, T, C] -> [B, T, C]."""
+        positions = (real.cumsum(dim=1) - 1).clamp(min=0)  # [B, S], counted over real tokens
+        x = F.dropout(x, DROPOUT, self.training)
+        mask = real[:, None, None, :]
+        bias = self.relative_bias(positions, positions)  # one for all layers
+        for block in self.blocks:
+            x = block(x, mask, bias, {})
+        return self.final_norm(x)
+
+
+class Decoder(nn.Module):
+    """The decoder: embedding, 12 layers and a final norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.relative_bias = RelativeBias(two_sided=DECODER_TWO_SIDED)
+        self.blocks = nn.ModuleList(DecoderBlock() for _ in range(N_LAYERS))
+        self.final_norm = RMSNorm(D_MODEL)
+
+    def forward(self, x: Tensor, cache: Cache, memory: Tensor, source_real: Tensor) -> Tensor:
+        """Token vectors [B, T, C] -> [B, T, C]."""
+        positions = torch.arange(cache.length + x.shape[1], device=x.device)[None]  # [1, S]
+        queries = positions[:, cache.length :]  # [1, T], those of the tokens that come in
+        x = F.dropout(x, DROPOUT, self.training)
+        mask = positions[:, None, None, :] <= queries[:, None, :, None]  # what came before, and itself
+        bias = self.relative_bias(queries, positions)  # one for all layers
+        source_mask = source_real[:, None, None, :]
+        for block, store in zip(self.blocks, cache.stores, strict=True):
+            x = block(x, mask, bias, memory, source_mask, store)
+        return self.final_norm(x)
+
+
+class Model(nn.Module):
+    """An encoder and decoder, and a head that gives scores of the vocabulary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCAB_SIZE, D_MODEL)  # one table for both texts
+        self.encoder = Encoder()
+        self.decoder = Decoder()
+
+    def encode(self, source: Tensor, source_real: Tensor | None = None) -> Tensor:
+        """int64 [B, S], and bool [B, S], True = no padding -> what the decoder reads of the source, [B, S, C]."""
+        source_real = torch.ones_like(source, dtype=torch.bool) if source_real is None else source_real
+        return self.encoder(self.embed(source), source_real)
+
+    def decode(
+        self, tokens: Tensor, memory: Tensor, source_real: Tensor | None = None, cache: Cache | None = None
+    ) -> Tensor:
+        """int64 [B, T] after those in the cache, and the encoded source -> scores of the vocabulary, [B, T, V]."""
+        if source_real is None:
+            source_real = torch.ones(memory.shape[:2], dtype=torch.bool, device=memory.device)
+        cache = cache or Cache()
+        hidden = self.decoder(self.embed(tokens), cache, memory, source_real)
+        cache.length += tokens.shape[1]
+        # The head's matrix is the embedding's table (Press & Wolf 2017).
+        return F.linear(hidden, self.embed.weight) * HEAD_SCALE
+
+    def forward(self, tokens: Tensor, source: Tensor, source_real: Tensor | None = None) -> Tensor:
+        """Target int64 [B, T] and source int64 [B, S] -> scores of the vocabulary, [B, T, V]."""
+        return self.decode(tokens, self.encode(source, source_real), source_real=source_real)
+
+
+@torch.inference_mode()
+def generate(model: Model, source: list[int], n_tokens: int, temperature: float = 0.0) -> Iterator[int]:
+    """What answers the source, token by token, up to `n_tokens`; at temperature 0 always the likeliest."""
+    memory = model.encode(torch.tensor([source]))
+    cache, new = Cache(), torch.tensor([list(START_IDS)])
+    for _ in range(n_tokens):
+        scores = model.decode(new, memory, cache=cache)[0, -1]
+        token = int(torch.multinomial((scores / temperature).softmax(-1), 1) if temperature > 0 else scores.argmax())
+        yield token
+        new = torch.tensor([[token]])
+
+
+def load(file: Path) -> Model:
+    """The model with the weights of a safetensors file: a length in eight bytes, a header in JSON, all numbers."""
+    with torch.device("meta"):
+        model = Model()
+    with file.open("rb") as opened:
+        header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
+        start = opened.tell()
+    header.pop("__metadata__", None)
+    numbers = torch.from_file(str(file), size=file.stat().st_size, dtype=torch.uint8)  # mapped, not copied
+    weights = {}
+    for name, entry in header.items():
+        for stored, here in RENAMED:
+            name = name.replace(stored, here)
+        first, last = (start + offset for offset in entry["data_offsets"])
+        weights[name] = numbers[first:last].view(DTYPES[entry["dtype"]]).view(entry["shape"]).float()
+    model.load_state_dict(weights, assign=True)
+    return model.eval()
+
+
+def show() -> None:
+    """A pass over random tokens with random weights: the shape that leaves each part, and the number of parameters."""
+    model = Model().eval()
+    for name, module in model.named_modules():
+        if name and (name.count(".") <= 1 or name.endswith("blocks.0")):
+            module.register_forward_hook(lambda module, given, out, name=name: print(f"{name:<24} {list(out.shape)}"))
+    tokens = torch.randint(VOCAB_SIZE, (1, 16))
+    with torch.inference_mode():
+        scores = model(tokens, source=tokens)
+    print(f"{list(tokens.shape)} tokens -> {list(scores.shape)} scores")
+    print(f"{sum(parameter.numel() for parameter in model.parameters()):,} parameters")
+
+
+def main() -> None:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(description=str(__doc__), formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompt", help="a text to continue; without one a pass with random weights is shown")
+    parser.add_argument(
+        "--checkpoint", type=Path, default=Path(__file__).parent, help="the folder of model.safetensors"
+    )
+    parser.add_argument("--tokens", type=int, default=64, help="how many to add at most")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest token")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    if given.prompt is None:
+        show()
+        return
+    from tokenizers import Tokenizer
+
+    torch.manual_seed(given.seed)
+    tokenizer = Tokenizer.from_file(str(given.checkpoint / "tokenizer.json"))
+    model = load(given.checkpoint / "model.safetensors")
+    ids = tokenizer.encode(given.prompt).ids
+    print(tokenizer.decode(list(generate(model, ids, given.tokens, given.temperature))))
+
+
+if __name__ == "__main__":
+    main()
