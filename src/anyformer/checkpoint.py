@@ -25,22 +25,21 @@ from anyformer.infer.embed import Embedding, embed
 from anyformer.infer.generation import GENERATION_FILE, UNSAID, Generation
 from anyformer.nn.model import Model
 from anyformer.nn.quantised import dequantised_state, quantised
-from anyformer.spec.folder import GGUF, PUBLISHED_FILE, SPEC_FILE, is_gguf, is_published, resolve, strangers
+from anyformer.opened import SUPPRESSED, Opened, opened
+from anyformer.spec.folder import GGUF, PUBLISHED_FILE, SPEC_FILE, is_gguf, is_published, strangers
 from anyformer.spec.parts import ModelSpec
 from anyformer.spec.problems import did_you_mean
 from anyformer.spec.stored import from_json
 from anyformer.text import Tokenizer
-from anyformer.text.gguf import read_tokenizer, tokenizer_metadata
+from anyformer.text.gguf import tokenizer_metadata
 from anyformer.text.sentencepiece import file_in
 from anyformer.weights.config import read_object, write_config
 from anyformer.weights.dtypes import dtype_of, name_of
-from anyformer.weights.gguf.format import read_gguf
 from anyformer.weights.gguf.load import load_gguf
 from anyformer.weights.gguf.placement import Placed, table
-from anyformer.weights.gguf.reading import read_place, write_place
+from anyformer.weights.gguf.reading import write_place
 from anyformer.weights.gguf.save import require_kind, save_gguf
 from anyformer.weights.hf import load_model, save_folder
-from anyformer.weights.mapping import trim
 from anyformer.weights.own import WEIGHTS_FILE, read_weights, write_weights
 
 if TYPE_CHECKING:
@@ -211,7 +210,7 @@ class Checkpoint:
         elif self.generation.eos_ids:
             metadata["tokenizer.ggml.eos_token_id"] = self.generation.eos_ids[0]
         if self.generation.suppressed:
-            metadata[_SUPPRESSED] = list(self.generation.suppressed)
+            metadata[SUPPRESSED] = list(self.generation.suppressed)
         state = dequantised_state(self.model)
         if path.suffix.lower() == GGUF:
             if os.path.lexists(path) and not is_gguf(path):
@@ -255,7 +254,6 @@ class Checkpoint:
         return {**more, **{key: value for key, value in config.items() if value is not None or key not in more}}
 
 
-_SUPPRESSED = "tokenizer.ggml.suppress_tokens"
 _GGUF_KINDS = {"float32": "f32", "float64": "f32", "float16": "f16", "bfloat16": "bf16"}
 
 
@@ -326,7 +324,7 @@ def device_of(name: str | torch.device, where: str = "device") -> torch.device:
 
 
 def load(
-    path: str | Path,
+    path: str | Path | Opened,
     dtype: str | torch.dtype | None = "float32",
     device: str | torch.device = "cpu",
     quantize: str | None = None,
@@ -338,7 +336,7 @@ def load(
     should not be written to meanwhile (`save` replaces it, which does no harm).
 
     Args:
-        path: the folder or file.
+        path: the folder or file, or a GGUF file that is open already.
         dtype: of the weights in memory: "float32", "bfloat16", "float16" or "float64"; "stored" or None keeps that of
             the file, float32 for quantised ones.
         device: where the model goes: "cpu", "cuda", "cuda:N", or "auto" for CUDA where it is there.
@@ -355,8 +353,8 @@ def load(
         expected = f"None or {' or '.join(map(repr, QUANTIZE))}"
         raise UserError("weights cannot be held quantised so", where="quantize", got=quantize, expected=expected)
     wanted, place = dtype_of(dtype), device_of(device)
-    folder = resolve(path)
-    if is_gguf(folder):
+    folder = path if isinstance(path, Opened) else opened(path)
+    if isinstance(folder, Opened):
         _require_no_families(families)
         return _load_gguf(folder, wanted, place, quantize)
     tokenizer = _tokenizer(folder)
@@ -373,26 +371,10 @@ def load(
     return Checkpoint(spec, model, tokenizer, generation, embedding, _labels(folder, spec))
 
 
-def _load_gguf(file: Path, dtype: torch.dtype | None, device: torch.device, quantize: str | None) -> Checkpoint:
-    said = read_gguf(file)
-    read_place(said)  # A model that is not known is refused before its tokenizer is.
-    kind = said.metadata.get("tokenizer.ggml.model")
-    tokenizer = None if kind in (None, "none", "no_vocab") else read_tokenizer(said.metadata, file)
-    end = said.metadata.get("tokenizer.ggml.eos_token_id") if tokenizer is None else None
-    suppressed = said.metadata.get(_SUPPRESSED, [])
-    if not isinstance(suppressed, list):
-        raise UserError("this is no list of ids", where=f"{file}, {_SUPPRESSED}", got=type(suppressed).__name__)
-    generation = Generation(eos_ids=() if end is None else (end,), suppressed=tuple(suppressed))
-    # A vocabulary's texts take as much as a tenth of a small model: they go before the weights come.
-    rest = {name: value for name, value in said.metadata.items() if not name.startswith("tokenizer.")}
-    said = replace(said, metadata=rest)
-    trim()
-    loaded = load_gguf(said, dtype, device, quantize)
-    rows = loaded.model.spec.vocab_size
-    if tokenizer is not None and tokenizer.vocab_size > rows:
-        what = "the tokenizer has more tokens than the model has rows"
-        raise UserError(what, where=file, got=f"{tokenizer.vocab_size} tokens", expected=f"at most {rows}")
-    return Checkpoint(loaded.model.spec, loaded.model, tokenizer, generation, placed=tuple(loaded.placed))
+def _load_gguf(opened: Opened, dtype: torch.dtype | None, device: torch.device, quantize: str | None) -> Checkpoint:
+    generation = Generation(eos_ids=opened.eos_ids, suppressed=opened.suppressed)
+    loaded = load_gguf(opened.model, dtype, device, quantize)
+    return Checkpoint(loaded.model.spec, loaded.model, opened.tokenizer, generation, placed=tuple(loaded.placed))
 
 
 _OTHER_TOKENIZERS = ("tokenizer.model", "spiece.model", "source.spm", "vocab.json", "vocab.txt", "merges.txt")
