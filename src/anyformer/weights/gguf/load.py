@@ -29,6 +29,7 @@ from anyformer.weights.mapping import lies_in, release, trim
 from anyformer.weights.shapes import Shape, Step
 
 _TABLE = ".embed.token.weight"
+_SMALL = 2**16
 _EXPONENT = 0x7C
 """All ones in the upper byte of a half-precision number that is not finite."""
 
@@ -74,6 +75,7 @@ def load_gguf(
         loader.keep(model, step, blocks)
         tensors.update(loader.floats(step))
     load_rest(model, tensors)
+    loader.release()
     trim()
     return Loaded(model.eval(), placed)
 
@@ -131,6 +133,10 @@ class _Loader:
                 yield name, self._placed(name, value, whole)
         release(whole)
 
+    def release(self) -> None:
+        """Lets go of what was read beside what was asked for."""
+        release(list(self._mapped.values()))
+
     def keep(self, model: Model, step: Step, blocks: Mapping[str, Blocks]) -> None:
         """Puts what a step gives that is kept into the model."""
         entry = self._file.tensors[step.theirs[0]]
@@ -163,7 +169,10 @@ class _Loader:
 
     def _placed(self, name: str, value: Tensor, whole: Sequence[Tensor]) -> Tensor:
         made = value.view(self._shapes[name]).to(self._device, self._wanted(name))
-        return made.clone() if lies_in(made, whole) and made.data_ptr() % made.element_size() else made
+        if not lies_in(made, whole):
+            return made
+        # What is small takes more memory in the file, where whole neighbourhoods of pages come with it.
+        return made.clone() if made.nbytes < _SMALL or made.data_ptr() % made.element_size() else made
 
     def _bytes(self, entry: Entry) -> Tensor:
         """A tensor's bytes [..., bytes of a row], mapped from the file."""
