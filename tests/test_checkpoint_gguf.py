@@ -316,8 +316,14 @@ def test_a_file_is_opened_or_refused_before_torch_is_imported(file, tmp_path):
     code, out, err = call("generate", tmp_path / "short.gguf", "--prompt", "x", code=front)
     assert (code, out) == (2, "False\n")
     assert "goes beyond the end of the file" in err
-    front = "import sys\nfrom anyformer.opened import opened\nopened(sys.argv[1])\nprint('torch' in sys.modules)"
-    assert call(file, code=front) == (0, "False\n", "")
+
+
+def test_opening_a_file_imports_what_it_names_alone(file):
+    code = "import sys\nfrom anyformer.opened import opened\nopened(sys.argv[1])\nprint(*sys.modules)"
+    modules = set(call(file, code=code)[1].split())
+    assert "anyformer.families.gguf.llama" in modules
+    others = {"torch", "jinja2", "anyformer.families.bert", "anyformer.families.gguf.gemma", "anyformer.text.spm"}
+    assert not others & modules
 
 
 def test_vectors_do_not_stay_in_the_file_which_would_come_with_them(file):

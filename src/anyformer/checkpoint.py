@@ -21,7 +21,6 @@ from torch import Tensor
 from anyformer.errors import UserError
 from anyformer.families import FAMILIES, Family
 from anyformer.files import atomic_folder, write_text
-from anyformer.infer.embed import Embedding, embed
 from anyformer.infer.generation import GENERATION_FILE, UNSAID, Generation
 from anyformer.nn.model import Model
 from anyformer.nn.quantised import dequantised_state, quantised
@@ -32,7 +31,6 @@ from anyformer.spec.problems import did_you_mean
 from anyformer.spec.stored import from_json
 from anyformer.text import Tokenizer
 from anyformer.text.gguf import tokenizer_metadata
-from anyformer.text.sentencepiece import file_in
 from anyformer.weights.config import read_object, write_config
 from anyformer.weights.dtypes import dtype_of, name_of
 from anyformer.weights.gguf.load import load_gguf
@@ -44,6 +42,7 @@ from anyformer.weights.own import WEIGHTS_FILE, read_weights, write_weights
 
 if TYPE_CHECKING:
     from anyformer.infer import Completion
+    from anyformer.infer.embed import Embedding
 
 FORMATS = ("anyformer", "hf", "gguf")
 QUANTIZE = ("keep",)
@@ -78,7 +77,7 @@ class Checkpoint:
     model: Model
     tokenizer: Tokenizer | None = None
     generation: Generation = UNSAID
-    embedding: Embedding | None = None
+    embedding: "Embedding | None" = None
     labels: tuple[str, ...] = ()
     placed: tuple[Placed, ...] = ()
 
@@ -144,6 +143,8 @@ class Checkpoint:
         Raises:
             UserError: no tokenizer; texts that are no list of strings; a prompt that the checkpoint does not have.
         """
+        from anyformer.infer.embed import Embedding, embed
+
         how = self.embedding or Embedding()
         return embed(self.model, self.tokenizer, texts, how, batch_size=batch_size, prompt=prompt)
 
@@ -357,6 +358,8 @@ def load(
     if isinstance(folder, Opened):
         _require_no_families(families)
         return _load_gguf(folder, wanted, place, quantize)
+    from anyformer.infer.embed import Embedding
+
     tokenizer = _tokenizer(folder)
     generation, embedding = Generation.read(folder), Embedding.read(folder)
     if is_published(folder):
@@ -382,6 +385,8 @@ _OTHER_TOKENIZERS = ("tokenizer.model", "spiece.model", "source.spm", "vocab.jso
 
 def _tokenizer(folder: Path) -> Tokenizer | None:
     """A folder's tokenizer; None, with a warning where one is there in a form that is not read."""
+    from anyformer.text.sentencepiece import file_in
+
     if (folder / "tokenizer.json").exists():
         return Tokenizer.load(folder)
     why = ""

@@ -29,7 +29,7 @@ from tokenizers.models import BPE
 
 from anyformer.errors import UserError
 from anyformer.files import write_text
-from anyformer.text import chat, sentencepiece, templates, tiktoken
+from anyformer.text import chat
 from anyformer.text.added import complete
 from anyformer.text.affixes import read_affixes, with_affixes
 from anyformer.text.pieces import Pieces
@@ -124,6 +124,8 @@ class Tokenizer:
         The file may also be a vocabulary of tiktoken (`text.tiktoken`); unless its name tells how it cuts text, `pre`
         does, as in `tokenizer.ggml.pre` of GGUF ("llama-bpe" for Llama 3).
         """
+        from anyformer.text import sentencepiece, tiktoken
+
         path = Path(path)
         file = sentencepiece.file_in(path) or path / TOKENIZER_FILE if path.is_dir() else path
         if not file.is_file():
@@ -164,6 +166,8 @@ class Tokenizer:
 
     @classmethod
     def _of_sentencepiece(cls, file: Path) -> "Tokenizer":
+        from anyformer.text import sentencepiece
+
         with _clear("this SentencePiece model cannot be used", where=file):
             library, settings, invented = sentencepiece.read(file)
             tokenizer = cls(library, settings)
@@ -172,6 +176,8 @@ class Tokenizer:
 
     @classmethod
     def _of_tiktoken(cls, file: Path, pre: str | None) -> "Tokenizer":
+        from anyformer.text import tiktoken
+
         library, end = tiktoken.library_of(file, pre)
         settings = Settings.read(file.parent)
         complete(library, settings, file.parent / CONFIG_FILE)
@@ -435,6 +441,8 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None,
         variables: dict[str, Any],
     ) -> tuple[str, chat.Disguise]:
+        from anyformer.text.templates import render  # Jinja is for chats alone.
+
         template = self._template(tools)
         chat.check_messages(messages)
         chat.check_tools(tools)
@@ -451,7 +459,7 @@ class Tokenizer:
         except RecursionError as error:
             raise UserError("the messages are nested too deep", where="messages") from error
         named = dict(self._settings.named)
-        return templates.render(template, {**named, **hidden, "add_generation_prompt": add_generation_prompt}), disguise
+        return render(template, {**named, **hidden, "add_generation_prompt": add_generation_prompt}), disguise
 
     def _template(self, tools: object) -> str:
         """The template for a conversation with `tools`, or with None."""

@@ -110,10 +110,10 @@ def _own(file: Gguf) -> dict[str, Any]:
 
 
 def _dialect_of(architecture: Any, meta: Mapping[str, Any], where: Path, dialects: Sequence[Dialect]) -> Dialect:
-    known = sorted({dialect.architecture for dialect in dialects})
     for dialect in dialects:
         if dialect.architecture == architecture and dialect.suits(meta):
             return dialect
+    known = sorted({dialect.architecture for dialect in dialects})
     near = did_you_mean(architecture, known) if isinstance(architecture, str) else None
     remedy = f"did you mean `{near}`?" if near else None
     raise UserError(
