@@ -62,7 +62,7 @@ class Tokenizer:
         self._library = library
         self._settings = settings or Settings()
         self._pieces = Pieces(library)
-        self.vocab_size = len(self._pieces.tokens)
+        self.vocab_size = self._pieces.size
         if not self.vocab_size:
             raise UserError("this tokenizer has an empty vocabulary")
         self._tidies = self._settings.tidies(of_bpe=isinstance(library.model, BPE))
@@ -255,12 +255,13 @@ class Tokenizer:
     @property
     def vocabulary_hash(self) -> str:
         """SHA-256 of every token with its id, in hexadecimal: equal for tokenizers whose ids mean the same."""
-        lines = (f"{index}\t{token}\n" for index, token in enumerate(self._pieces.tokens) if token is not None)
+        tokens = ((index, self.token(index)) for index in range(self.vocab_size))
+        lines = (f"{index}\t{token}\n" for index, token in tokens if token is not None)
         return hashlib.sha256("".join(lines).encode("utf-8")).hexdigest()
 
     def token(self, index: int) -> str | None:
         """How the vocabulary writes token `index`; None for an id that the vocabulary leaves out."""
-        return self._pieces.tokens[index] if 0 <= index < self.vocab_size else None
+        return self._pieces.token(index)
 
     def token_id(self, token: str) -> int | None:
         """The id of the token that the vocabulary writes as `token`."""
@@ -387,7 +388,7 @@ class Tokenizer:
             number = operator.index(index)
         except TypeError as error:
             raise UserError("a token id must be a whole number", where="ids", got=repr(index)) from error
-        if not 0 <= number < self.vocab_size or self._pieces.tokens[number] is None:
+        if not self._pieces.has(number):
             raise UserError(
                 "this token id is outside the vocabulary",
                 where="ids",
