@@ -239,7 +239,7 @@ def keep(
         model: whose parameter it is.
         name: such as "decoder.blocks.0.attention.q.weight"; the weight of a `Linear` that says it may be kept, of a
             token table, of experts, or of a language head.
-        codes: of the parameter's shape, a stack of matrices maybe as one [E · N, K], or made in parts; or a function
+        codes: of the parameter's shape, a stack of matrices maybe as one [E · N, K], or packed already; or a function
             that gives them, called at once unless `rows` are given and nothing multiplies with the table.
         rows: for a token table, int64 [n] -> float32 [n, C].
 

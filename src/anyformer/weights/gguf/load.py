@@ -30,6 +30,7 @@ from anyformer.weights.shapes import Shape, Step
 
 _TABLE = ".embed.token.weight"
 _SMALL = 2**16
+"""Bytes below which a tensor is copied out of the file: a touch of a mapped page brings 64 KiB around it along."""
 _EXPONENT = 0x7C
 """All ones in the upper byte of a half-precision number that is not finite."""
 
@@ -171,7 +172,6 @@ class _Loader:
         made = value.view(self._shapes[name]).to(self._device, self._wanted(name))
         if not lies_in(made, whole):
             return made
-        # What is small takes more memory in the file, where whole neighbourhoods of pages come with it.
         return made.clone() if made.nbytes < _SMALL or made.data_ptr() % made.element_size() else made
 
     def _bytes(self, entry: Entry) -> Tensor:
