@@ -19,6 +19,7 @@ from anyformer.infer import Generation
 from anyformer.laws.gguf import gguf
 from anyformer.nn.model import build
 from anyformer.nn.quantised import quantised
+from anyformer.opened import opened
 from anyformer.spec import load_spec
 from anyformer.text import Tokenizer
 from anyformer.weights.gguf import save
@@ -297,3 +298,35 @@ def test_verify_writes_its_certificate_beside_the_file(file):
     assert code == 0, err
     assert {each["law"]: each["holds"] for each in json.loads(out)["results"]}["round trip: gguf"]
     assert file.with_name("mine.gguf.certificate.json").exists()
+
+
+def test_an_opened_file_loads_as_its_path_does(file):
+    source = opened(file)
+    assert source.tokenizer.vocab_size == 300
+    ours, theirs = load(source, quantize="keep"), load(file, quantize="keep")
+    assert ours.placed == theirs.placed
+    assert ours.generate("def f", max_new_tokens=8) == theirs.generate("def f", max_new_tokens=8)
+    assert ours.tokenizer.encode("x + 1") == theirs.tokenizer.encode("x + 1")
+
+
+def test_a_file_is_opened_or_refused_before_torch_is_imported(file, tmp_path):
+    data = file.read_bytes()
+    (tmp_path / "short.gguf").write_bytes(data[: len(data) // 2])
+    front = "import sys\nfrom anyformer.cli.main import run\ntry: run()\nfinally: print('torch' in sys.modules)"
+    code, out, err = call("generate", tmp_path / "short.gguf", "--prompt", "x", code=front)
+    assert (code, out) == (2, "False\n")
+    assert "goes beyond the end of the file" in err
+
+
+def test_opening_a_file_imports_what_it_names_alone(file):
+    code = "import sys\nfrom anyformer.opened import opened\nopened(sys.argv[1])\nprint(*sys.modules)"
+    modules = set(call(file, code=code)[1].split())
+    assert "anyformer.families.gguf.llama" in modules
+    others = {"torch", "jinja2", "anyformer.families.bert", "anyformer.families.gguf.gemma", "anyformer.text.spm"}
+    assert not others & modules
+
+
+def test_vectors_do_not_stay_in_the_file_which_would_come_with_them(file):
+    norms = [value for value in load(file).model.parameters() if value.dim() == 1]
+    assert norms
+    assert all(value.untyped_storage().nbytes() == value.nbytes for value in norms)

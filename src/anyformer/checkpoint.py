@@ -21,31 +21,29 @@ from torch import Tensor
 from anyformer.errors import UserError
 from anyformer.families import FAMILIES, Family
 from anyformer.files import atomic_folder, write_text
-from anyformer.infer.embed import Embedding, embed
 from anyformer.infer.generation import GENERATION_FILE, UNSAID, Generation
 from anyformer.nn.model import Model
 from anyformer.nn.quantised import dequantised_state, quantised
-from anyformer.spec.folder import GGUF, PUBLISHED_FILE, SPEC_FILE, is_gguf, is_published, resolve, strangers
+from anyformer.opened import SUPPRESSED, Opened, opened
+from anyformer.spec.folder import GGUF, PUBLISHED_FILE, SPEC_FILE, is_gguf, is_published, strangers
 from anyformer.spec.parts import ModelSpec
 from anyformer.spec.problems import did_you_mean
 from anyformer.spec.stored import from_json
 from anyformer.text import Tokenizer
-from anyformer.text.gguf import read_tokenizer, tokenizer_metadata
-from anyformer.text.sentencepiece import file_in
+from anyformer.text.gguf import tokenizer_metadata
 from anyformer.weights.config import read_object
 from anyformer.weights.dtypes import dtype_of, name_of
-from anyformer.weights.eject.hugging import hugging_face, write_code
-from anyformer.weights.gguf.format import read_gguf
 from anyformer.weights.gguf.load import load_gguf
 from anyformer.weights.gguf.placement import Placed, table
-from anyformer.weights.gguf.reading import read_place, write_place
+from anyformer.weights.gguf.reading import write_place
 from anyformer.weights.gguf.save import require_kind, save_gguf
 from anyformer.weights.hf import load_model, save_folder
-from anyformer.weights.mapping import trim
 from anyformer.weights.own import WEIGHTS_FILE, read_weights, write_weights
 
 if TYPE_CHECKING:
     from anyformer.infer import Completion
+    from anyformer.infer.embed import Embedding
+    from anyformer.weights.eject.hugging import Form
 
 FORMATS = ("anyformer", "hf", "gguf")
 QUANTIZE = ("keep",)
@@ -80,7 +78,7 @@ class Checkpoint:
     model: Model
     tokenizer: Tokenizer | None = None
     generation: Generation = UNSAID
-    embedding: Embedding | None = None
+    embedding: "Embedding | None" = None
     labels: tuple[str, ...] = ()
     placed: tuple[Placed, ...] = ()
 
@@ -146,6 +144,8 @@ class Checkpoint:
         Raises:
             UserError: no tokenizer; texts that are no list of strings; a prompt that the checkpoint does not have.
         """
+        from anyformer.infer.embed import Embedding, embed
+
         how = self.embedding or Embedding()
         return embed(self.model, self.tokenizer, texts, how, batch_size=batch_size, prompt=prompt)
 
@@ -185,7 +185,7 @@ class Checkpoint:
             remedy = 'format="gguf" has quantised types'
             raise UserError("this format is not written quantised", where="quantize", got=quantize, remedy=remedy)
         _require_free(path)
-        published = hugging_face(self.spec, (*FAMILIES, *families)) if format == "hf" else None
+        published = _published(self.spec, families) if format == "hf" else None
         with atomic_folder(path) as partial:
             if published is None:
                 save_into(partial, self.spec, self.model, self.tokenizer)
@@ -193,8 +193,7 @@ class Checkpoint:
                 save_folder(partial, self.model, published.reading, self._beside(published.config))
                 if self.tokenizer is not None:
                     self.tokenizer.save(partial)
-                if published.code is not None:
-                    write_code(partial, published)
+                published.write_code(partial)
             # Theirs reads this file alone for the ends of a reply; ours keeps the tokenizer's own beside the tokenizer.
             generation = self.generation if published is None else replace(self.generation, eos_ids=self._eos_ids())
             if generation != UNSAID:
@@ -215,7 +214,7 @@ class Checkpoint:
         elif self.generation.eos_ids:
             metadata["tokenizer.ggml.eos_token_id"] = self.generation.eos_ids[0]
         if self.generation.suppressed:
-            metadata[_SUPPRESSED] = list(self.generation.suppressed)
+            metadata[SUPPRESSED] = list(self.generation.suppressed)
         state = dequantised_state(self.model)
         if path.suffix.lower() == GGUF:
             if os.path.lexists(path) and not is_gguf(path):
@@ -259,7 +258,6 @@ class Checkpoint:
         return {**more, **{key: value for key, value in config.items() if value is not None or key not in more}}
 
 
-_SUPPRESSED = "tokenizer.ggml.suppress_tokens"
 _GGUF_KINDS = {"float32": "f32", "float64": "f32", "float16": "f16", "bfloat16": "bf16"}
 
 
@@ -287,6 +285,14 @@ def _require_no_families(families: Sequence[Family]) -> None:
         remedy = 'leave it out; format="hf" and folders of Hugging Face take families'
         what = "GGUF files are read and written by the package's own dialects"
         raise UserError(what, where="families", got=f"{len(families)} of them", remedy=remedy)
+
+
+def _published(spec: ModelSpec, families: Sequence[Family]) -> "Form":
+    """A specification in the form of Hugging Face."""
+    # Composing code takes a template engine, which no model that is loaded and run needs.
+    from anyformer.weights.eject.hugging import hugging_face
+
+    return hugging_face(spec, (*FAMILIES, *families))
 
 
 def _require_free(path: Path) -> None:
@@ -330,7 +336,7 @@ def device_of(name: str | torch.device, where: str = "device") -> torch.device:
 
 
 def load(
-    path: str | Path,
+    path: str | Path | Opened,
     dtype: str | torch.dtype | None = "float32",
     device: str | torch.device = "cpu",
     quantize: str | None = None,
@@ -342,7 +348,7 @@ def load(
     should not be written to meanwhile (`save` replaces it, which does no harm).
 
     Args:
-        path: the folder or file.
+        path: the folder or file, or a GGUF file that is open already.
         dtype: of the weights in memory: "float32", "bfloat16", "float16" or "float64"; "stored" or None keeps that of
             the file, float32 for quantised ones.
         device: where the model goes: "cpu", "cuda", "cuda:N", or "auto" for CUDA where it is there.
@@ -359,10 +365,12 @@ def load(
         expected = f"None or {' or '.join(map(repr, QUANTIZE))}"
         raise UserError("weights cannot be held quantised so", where="quantize", got=quantize, expected=expected)
     wanted, place = dtype_of(dtype), device_of(device)
-    folder = resolve(path)
-    if is_gguf(folder):
+    folder = path if isinstance(path, Opened) else opened(path)
+    if isinstance(folder, Opened):
         _require_no_families(families)
         return _load_gguf(folder, wanted, place, quantize)
+    from anyformer.infer.embed import Embedding
+
     tokenizer = _tokenizer(folder)
     generation, embedding = Generation.read(folder), Embedding.read(folder)
     if is_published(folder):
@@ -377,26 +385,10 @@ def load(
     return Checkpoint(spec, model, tokenizer, generation, embedding, _labels(folder, spec))
 
 
-def _load_gguf(file: Path, dtype: torch.dtype | None, device: torch.device, quantize: str | None) -> Checkpoint:
-    said = read_gguf(file)
-    read_place(said)  # A model that is not known is refused before its tokenizer is.
-    kind = said.metadata.get("tokenizer.ggml.model")
-    tokenizer = None if kind in (None, "none", "no_vocab") else read_tokenizer(said.metadata, file)
-    end = said.metadata.get("tokenizer.ggml.eos_token_id") if tokenizer is None else None
-    suppressed = said.metadata.get(_SUPPRESSED, [])
-    if not isinstance(suppressed, list):
-        raise UserError("this is no list of ids", where=f"{file}, {_SUPPRESSED}", got=type(suppressed).__name__)
-    generation = Generation(eos_ids=() if end is None else (end,), suppressed=tuple(suppressed))
-    # A vocabulary's texts take as much as a tenth of a small model: they go before the weights come.
-    rest = {name: value for name, value in said.metadata.items() if not name.startswith("tokenizer.")}
-    said = replace(said, metadata=rest)
-    trim()
-    loaded = load_gguf(said, dtype, device, quantize)
-    rows = loaded.model.spec.vocab_size
-    if tokenizer is not None and tokenizer.vocab_size > rows:
-        what = "the tokenizer has more tokens than the model has rows"
-        raise UserError(what, where=file, got=f"{tokenizer.vocab_size} tokens", expected=f"at most {rows}")
-    return Checkpoint(loaded.model.spec, loaded.model, tokenizer, generation, placed=tuple(loaded.placed))
+def _load_gguf(opened: Opened, dtype: torch.dtype | None, device: torch.device, quantize: str | None) -> Checkpoint:
+    generation = Generation(eos_ids=opened.eos_ids, suppressed=opened.suppressed)
+    loaded = load_gguf(opened.model, dtype, device, quantize)
+    return Checkpoint(loaded.model.spec, loaded.model, opened.tokenizer, generation, placed=tuple(loaded.placed))
 
 
 _OTHER_TOKENIZERS = ("tokenizer.model", "spiece.model", "source.spm", "vocab.json", "vocab.txt", "merges.txt")
@@ -404,6 +396,8 @@ _OTHER_TOKENIZERS = ("tokenizer.model", "spiece.model", "source.spm", "vocab.jso
 
 def _tokenizer(folder: Path) -> Tokenizer | None:
     """A folder's tokenizer; None, with a warning where one is there in a form that is not read."""
+    from anyformer.text.sentencepiece import file_in
+
     if (folder / "tokenizer.json").exists():
         return Tokenizer.load(folder)
     why = ""

@@ -34,11 +34,12 @@ def test_memory_that_is_not_there_is_the_users_to_mend(error, capsys):
     assert _say(RuntimeError("something else")) == 1
 
 
-def test_an_interrupt_says_so():
+def test_an_interrupt_says_so(tmp_path):
+    (tmp_path / "spec.json").write_text("{}")  # A checkpoint by its looks, which is read after the prompt.
     # A shell starts what it puts in the background with interrupts ignored, and a child inherits that.
     ready = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); print('ready', flush=True)"
     child = subprocess.Popen(
-        [sys.executable, "-c", f"{ready}; {RUN}", "generate", "x", "--prompt", "-"],
+        [sys.executable, "-c", f"{ready}; {RUN}", "generate", str(tmp_path), "--prompt", "-"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

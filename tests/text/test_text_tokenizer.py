@@ -202,6 +202,15 @@ def test_an_id_outside_the_vocabulary_is_refused(wrong):
         tokenizer.stream().push(wrong)
 
 
+def test_every_id_is_the_token_that_the_vocabulary_has_for_it(zoo):
+    for name, tokenizer in zoo.items():
+        tokens = {index: token for token, index in tokenizer.library.get_vocab(with_added_tokens=True).items()}
+        tokens |= {index: added.content for index, added in tokenizer.library.get_added_tokens_decoder().items()}
+        n = tokenizer.vocab_size
+        assert n == max(tokens) + 1, name
+        assert [tokenizer.token(index) for index in range(-1, n + 1)] == [tokens.get(i) for i in range(-1, n + 1)], name
+
+
 def test_a_hole_in_the_vocabulary_is_counted_and_refused(zoo):
     """The size is one more than the largest id, not the number of tokens."""
     tokenizer = zoo["holey"]

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from anyformer.nn.model import build
-from anyformer.nn.packed import Packed, Parts
+from anyformer.nn.packed import Packed
+from anyformer.nn.packing import Parts, packed
 from anyformer.spec import load_spec
-from anyformer.weights.gguf.blocks import grouped
 from anyformer.weights.gguf.layouts import LAYOUTS
+from anyformer.weights.gguf.parts import part
 from anyformer.weights.gguf.placement import _MATRICES, _kept_bytes
 from anyformer.weights.gguf.types import HALVES, KEPT, KIND
 
@@ -42,6 +43,8 @@ def test_planned_bytes_are_those_that_are_taken(kind, shape):
         blocks[..., 0] = torch.randint(60, 200, blocks.shape[:2], dtype=torch.uint8, generator=generator)
 
     def make(start, stop):
-        return grouped(data[start:stop], KIND[kind])
+        return part(data[start:stop].numpy(), KIND[kind])
 
-    assert Packed(Parts(shape, LAYOUTS[kind].bits, KEPT[kind], make)).nbytes == _kept_bytes(kind, shape, tied=True)
+    assert Packed(packed(Parts(shape, LAYOUTS[kind].bits, KEPT[kind], make))).nbytes == _kept_bytes(
+        kind, shape, tied=True
+    )

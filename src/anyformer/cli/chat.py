@@ -160,6 +160,9 @@ def chat(
 
     held = quantize_of(quantize)
     with hurry():
+        from anyformer.opened import opened
+
+        source = opened(checkpoint)
         from anyformer.checkpoint import device_of, load
         from anyformer.infer.decode import decoder_of
 
@@ -175,7 +178,7 @@ def chat(
     )
     console = Console(stderr=True, highlight=False)
     with hurry():
-        loaded = load(checkpoint, device=device_of(device, where="--device"), quantize=held)
+        loaded = load(source, device=device_of(device, where="--device"), quantize=held)
     if loaded.tokenizer is None:
         raise UserError("a chat needs a tokenizer, and this checkpoint has none", where=checkpoint)
     conversation = Conversation(loaded.tokenizer, decoder_of(loaded.spec).max_positions, max_new_tokens, system)

@@ -79,6 +79,9 @@ def generate(
     """
     held = quantize_of(quantize)
     with hurry():
+        from anyformer.opened import opened
+
+        source = opened(checkpoint)
         from anyformer import infer
         from anyformer.checkpoint import device_of, load
 
@@ -94,7 +97,7 @@ def generate(
     )
     text = _read_prompt(prompt)
     with hurry():
-        loaded = load(checkpoint, device=device_of(device, where="--device"), quantize=held)
+        loaded = load(source, device=device_of(device, where="--device"), quantize=held)
     completion = None
     for delta in infer.stream(loaded.model, loaded.tokenizer, text, sampling, loaded.generation):
         completion = delta.completion

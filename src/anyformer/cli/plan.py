@@ -154,11 +154,12 @@ def _placed(file: Path, quantize: str | None, dtype: str) -> tuple[list[Any], st
     """What becomes of each tensor of a GGUF file in memory, and a table of it."""
     from anyformer.weights.gguf.format import read_gguf
     from anyformer.weights.gguf.placement import placements, table
-    from anyformer.weights.gguf.reading import matched, read_place
+    from anyformer.weights.gguf.reading import Understood, matched, read_place
 
     said = read_gguf(file)
     place = read_place(said)
-    placed = placements(place, said, matched(place, said).taken, quantize=quantize, dtype=dtype)
+    model = Understood(said, place, matched(place, said).taken)
+    placed = placements(model, quantize=quantize, dtype=dtype)
     return placed, table(placed)
 
 

@@ -9,12 +9,6 @@ from anyformer.families.rotary import Rotary
 from anyformer.families.sizes import sizes
 from anyformer.families.tables import merged
 
-REMEDIES = {
-    "gemma3": "its text part, the `text_config`, is a model of type gemma3_text; in transformers: "
-    "text = Gemma3ForCausalLM(model.config.text_config); text.model = model.model.language_model; "
-    "text.tie_weights(); text.save_pretrained(FOLDER)"
-}
-
 FAMILY = Family(
     name="Gemma 3",
     model_type="gemma3_text",

@@ -1,7 +1,6 @@
 """Generation: sampling, the cached decoding loop, and text with stop strings and streaming."""
 
 from anyformer.infer.decode import FinishReason, Step, generate_ids
-from anyformer.infer.embed import Embedding
 from anyformer.infer.generation import Generation
 from anyformer.infer.sampling import History, LogitsError, Sampling, kept
 from anyformer.infer.text import Completion, Delta, encode_prompt, generate, stream
@@ -9,7 +8,6 @@ from anyformer.infer.text import Completion, Delta, encode_prompt, generate, str
 __all__ = [
     "Completion",
     "Delta",
-    "Embedding",
     "FinishReason",
     "Generation",
     "History",

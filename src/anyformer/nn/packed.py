@@ -9,18 +9,16 @@ one input for neighbouring outputs, weighted by that input. Codes of at most 8 b
 For one vector that took a tenth of the time of torch's product with packed 4-bit weights in float32.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from math import prod
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from anyformer.errors import UserError
 from anyformer.nn.blocked import BLOCK, layout
+from anyformer.nn.packing import Blocks, Part, Parts, halved, packed
 
 GROUP = 32
 """Neighbouring inputs of a row that share a scale and a zero, as stored formats have it."""
@@ -94,47 +92,6 @@ class Codes:
             raise UserError("codes, scales and zeros do not go together", where=where, got=got, expected=expected)
 
 
-@dataclass(frozen=True)
-class Pairs:
-    """`Codes` of 4 bits in which two neighbouring outputs share a byte, as they are packed; N is even.
-
-    Attributes:
-        pairs: uint8 [N/2, K], the code of the even output in the low half.
-        scales, zeros: as in `Codes`.
-    """
-
-    pairs: Tensor
-    scales: Tensor
-    zeros: Tensor
-
-
-@dataclass(frozen=True)
-class Parts:
-    """A weight […, N, K] whose codes are made for some outputs at a time, so that they are never there as a whole.
-
-    Attributes:
-        shape: of the weight.
-        bits, group: as in `Codes`.
-        make: the codes of the outputs from one to before another, of all matrices as one [E · N, K].
-    """
-
-    shape: tuple[int, ...]
-    bits: int
-    group: int
-    make: Callable[[int, int], Codes | Pairs]
-
-    @classmethod
-    def of(cls, codes: Codes) -> "Parts":
-        """Codes that are there."""
-        k = codes.shape[-1]
-        values, scales, zeros = codes.codes.reshape(-1, k), *(x.flatten(0, -2) for x in (codes.scales, codes.zeros))
-
-        def make(start: int, stop: int) -> Codes:
-            return Codes(values[start:stop], scales[start:stop], zeros[start:stop], codes.bits)
-
-        return cls(codes.shape, codes.bits, codes.group, make)
-
-
 def can_keep(shape: tuple[int, ...], device: str | torch.device = "cpu", group: int = GROUP) -> str | None:
     """Why a matrix of this shape […, N, K] cannot stay in codes on a device; None where it can."""
     kind = torch.device(device).type
@@ -178,35 +135,14 @@ class Packed:
     formats, are that offset instead.
     """
 
-    def __init__(self, codes: Codes | Parts) -> None:
-        parts = Parts.of(codes) if isinstance(codes, Codes) else codes
-        self.shape, self.bits, self.group = torch.Size(parts.shape), parts.bits, parts.group
-        *stacked, self.n, self.k = self.shape
+    def __init__(self, codes: Codes | Blocks) -> None:
+        blocks = packed(_parts(codes)) if isinstance(codes, Codes) else codes
+        self.shape, self.bits, self.group = torch.Size(blocks.shape), blocks.bits, blocks.group
+        self.offset = blocks.offset
+        *_, self.n, self.k = self.shape
         self.n_blocks, self.width = layout(self.n, self.k)
-        used, more = (self.width // 2, 4) if self.bits == 4 else (self.width, 8)
-        n_blocks = prod(stacked) * self.n_blocks
-        rows = torch.empty(n_blocks, self.k, used + more, dtype=torch.uint8, device="cpu")
-        scales, zeros = (torch.zeros(n_blocks, self.k // self.group, self.width, device="cpu") for _ in range(2))
-        for block in range(n_blocks):
-            matrix, place = divmod(block, self.n_blocks)
-            start = matrix * self.n + place * self.width
-            part = parts.make(start, min(start + self.width, (matrix + 1) * self.n))
-            # numpy's transposed copies: torch's wake its threads for each, which takes longer than the copy.
-            into = rows[block, :, :used].numpy()
-            columns = _packed(part, self.bits)
-            into[:, : len(columns)] = columns.T
-            into[:, len(columns) :] = 0
-            for whole, made in ((scales, part.scales), (zeros, part.zeros)):
-                whole[block, :, : len(made)].numpy()[...] = made.numpy().T
-        shared = _multiple(scales, zeros)
-        self.offset = float(-(shared or 0))
-        tail = torch.tensor([1.0, self.offset], dtype=torch.float16 if self.bits == 4 else torch.float32)
-        rows[..., used:] = tail.view(torch.uint8)
-        self.rows = rows.flatten(0, 1)
-        numbers = [scales] if shared is not None else [scales, zeros]
-        halves = [x.half() for x in numbers]
-        numbers = halves if all(map(torch.equal, (x.float() for x in halves), numbers)) else numbers
-        self.scales, self.zeros = numbers[0], numbers[1] if shared is None else None
+        self.rows, self.scales = torch.from_numpy(blocks.rows), torch.from_numpy(blocks.scales)
+        self.zeros = None if blocks.zeros is None else torch.from_numpy(blocks.zeros)
 
     @property
     def nbytes(self) -> int:
@@ -257,29 +193,18 @@ class Packed:
         return one
 
 
-def _packed(part: Codes | Pairs, bits: int) -> NDArray[np.uint8]:
-    """Codes of some outputs as bytes [bytes, K], two outputs to a byte where they have 4 bits."""
-    if isinstance(part, Pairs):
-        return part.pairs.numpy()
-    codes: NDArray[np.uint8] = part.codes.numpy()
-    if bits == 8:
-        return codes
-    if codes.size and codes.max() > 15:
-        raise UserError("a code does not fit 4 bits", got=int(codes.max()), expected="at most 15")
-    even, odd = codes[0::2], codes[1::2]
-    packed = even.copy()
-    packed[: len(odd)] |= odd << 4
-    return packed
+def _parts(codes: Codes) -> Parts:
+    """Codes that are there, to be packed."""
+    values = codes.codes.flatten(0, -2).numpy()
+    scales, zeros = (numbers.flatten(0, -2).numpy() for numbers in (codes.scales, codes.zeros))
+    if codes.bits == 4 and values.size and values.max() > 15:
+        raise UserError("a code does not fit 4 bits", got=int(values.max()), expected="at most 15")
 
+    def make(start: int, stop: int) -> Part:
+        some = values[start:stop]
+        return Part(halved(some) if codes.bits == 4 else some, scales[start:stop], zeros[start:stop])
 
-def _multiple(scales: Tensor, zeros: Tensor) -> int | None:
-    """The whole number m ≤ 255 with zero = −m · scale for every group, None where there is none."""
-    scale, at = scales.abs().flatten().max(0)
-    if not 0 < scale < torch.inf:
-        return 0 if scale == 0 and not zeros.any() else None
-    ratio = float(-zeros.flatten()[at] / scales.flatten()[at])
-    m = round(ratio) if 0 <= ratio < 256 else -1
-    return m if m >= 0 and torch.equal(scales * -m, zeros) else None
+    return Parts(tuple(codes.shape), codes.bits, codes.group, make)
 
 
 def _slices(rows: Tensor, scales: Tensor, zeros: Tensor | None, step: int) -> Iterator[_Blocks]:

@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.errors import UserError
-from anyformer.nn.packed import GROUP, Codes, Packed, Parts, can_keep, codes_of, compiled, multiplied, multiplied_back
+from anyformer.nn.packed import GROUP, Codes, Packed, can_keep, codes_of, compiled, multiplied, multiplied_back
+from anyformer.nn.packing import Blocks
 
 __all__ = ["GROUP", "Codes", "Quantised", "can_keep", "codes_of", "dequantised_state", "keep", "load_rest", "product"]
 __all__ += ["quantised", "why_not_kept"]
@@ -50,14 +51,14 @@ class Quantised(nn.Module):
 
     def __init__(
         self,
-        codes: Codes | Parts | Packed | Callable[[], Codes],
+        codes: Codes | Blocks | Packed | Callable[[], Codes],
         shape: tuple[int, ...],
         rows: Callable[[Tensor], Tensor] | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
         self.shape, self._look_up = torch.Size(shape), rows
-        packed = Packed(codes) if isinstance(codes, Codes | Parts) else codes
+        packed = Packed(codes) if isinstance(codes, Codes | Blocks) else codes
         self._packed = packed if isinstance(packed, Packed) else None
         self._make = None if isinstance(packed, Packed) else packed
         self._like = torch.empty(0, dtype=dtype, device="cpu")
@@ -213,7 +214,7 @@ def _place(model: nn.Module, name: str) -> tuple[nn.Module, Tensor] | tuple[None
     return (module, parameter) if takes and parameter is not None else (None, None)
 
 
-def why_not_kept(model: nn.Module, name: str, codes: Codes | Parts, device: str | torch.device = "cpu") -> str | None:
+def why_not_kept(model: nn.Module, name: str, codes: Codes | Blocks, device: str | torch.device = "cpu") -> str | None:
     """Why codes cannot stand for the parameter `name` on a device; None where they can."""
     module, parameter = _place(model, name)
     if module is None or parameter is None:
@@ -226,7 +227,7 @@ def why_not_kept(model: nn.Module, name: str, codes: Codes | Parts, device: str 
 def keep(
     model: nn.Module,
     name: str,
-    codes: Codes | Parts | Callable[[], Codes],
+    codes: Codes | Blocks | Callable[[], Codes],
     rows: Callable[[Tensor], Tensor] | None = None,
 ) -> None:
     """Puts a weight in codes in place of the parameter `name` of a model, on the meta device or with values.
@@ -238,7 +239,7 @@ def keep(
         model: whose parameter it is.
         name: such as "decoder.blocks.0.attention.q.weight"; the weight of a `Linear` that says it may be kept, of a
             token table, of experts, or of a language head.
-        codes: of the parameter's shape, a stack of matrices maybe as one [E · N, K], or made in parts; or a function
+        codes: of the parameter's shape, a stack of matrices maybe as one [E · N, K], or packed already; or a function
             that gives them, called at once unless `rows` are given and nothing multiplies with the table.
         rows: for a token table, int64 [n] -> float32 [n, C].
 
@@ -248,12 +249,12 @@ def keep(
     module, parameter = _place(model, name)
     if module is None or parameter is None:
         raise UserError(_NO_PLACE, where=name, remedy=_REMEDY)
-    if not isinstance(codes, Codes | Parts) and (rows is None or "head" in cast("Any", model).spec.ties):
+    if not isinstance(codes, Codes | Blocks) and (rows is None or "head" in cast("Any", model).spec.ties):
         codes = codes()
     if isinstance(codes, Codes):
         codes.check(name)
         codes = codes.shaped(parameter.shape)
-    if isinstance(codes, Codes | Parts):
+    if isinstance(codes, Codes | Blocks):
         why = why_not_kept(model, name, codes)
         if why is not None:
             raise UserError(why, where=name, got=list(codes.shape), remedy=_REMEDY)

@@ -16,7 +16,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Library
 
 from anyformer.errors import UserError
-from anyformer.text import gguf_bpe, gguf_spm
+from anyformer.text import gguf_bpe
 from anyformer.text.gguf_bpe import CONTROL, MERGES, NORMAL, PRE, TOKENS, TYPES, UNKNOWN, UNUSED, USER_DEFINED
 from anyformer.text.gguf_fields import MORE_ENDS, ROLES, SCORES, TEMPLATE, Fields
 from anyformer.text.pretokenizers import RULES
@@ -82,6 +82,8 @@ def read_tokenizer(metadata: Mapping[str, Any], where: object) -> Tokenizer:
     if model == "gpt2":
         library = gguf_bpe.library_of(tokens, types, merges, metadata=metadata, where=where)
     else:
+        from anyformer.text import gguf_spm
+
         scores = file.scores(len(tokens))
         library = gguf_spm.library_of(tokens, scores, types, model=model, metadata=metadata, where=where)
     _flag(library, file, tokens)
@@ -182,6 +184,8 @@ def tokenizer_metadata(tokenizer: Tokenizer, rows: int, ends: Sequence[int] = ()
     Raises:
         UserError: GGUF has no words for something that the tokenizer does.
     """
+    from anyformer.text import gguf_spm
+
     if tokenizer.vocab_size > rows:
         raise UserError(
             "the tokenizer has more ids than the model has rows",

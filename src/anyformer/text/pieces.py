@@ -58,7 +58,7 @@ class Pieces:
             decoded.
         lead: a character and how many of it are stripped from the start of the whole text.
         tail: the same for its end.
-        tokens: the token string of each id; None where the vocabulary has a hole.
+        size: the number of ids, one more than the largest.
     """
 
     def __init__(self, library: Library) -> None:
@@ -72,13 +72,11 @@ class Pieces:
                 got=f"id {largest} for {next(token for token in known if known[token] == largest)!r}",
                 expected=f"ids below {_MOST_IDS}",
             )
-        self.tokens: list[str | None] = [None] * (largest + 1)
-        for token, index in known.items():
-            self.tokens[index] = token
         added = library.get_added_tokens_decoder()
-        self._added = frozenset(added)
-        for index, entry in added.items():
-            self.tokens[index] = entry.content
+        self._library, self.size = library, largest + 1
+        # The library has the others; a second list of them would take some 80 bytes for each.
+        self._added = {index: entry.content for index, entry in added.items()}
+        self._present: set[int] = set()
         # An added token that is matched in normalised text stands for its own normalised spelling, which may begin
         # with the space before it.
         self._meant = {index: library.id_to_token(index) for index in added}
@@ -108,6 +106,22 @@ class Pieces:
                 return False
         return True
 
+    def token(self, index: int) -> str | None:
+        """The token string of an id; None where the vocabulary has a hole, and outside it."""
+        if index in self._added or not 0 <= index < self.size:
+            return self._added.get(index)
+        found: str | None = self._library.id_to_token(index)
+        return found if found is not None and self._library.token_to_id(found) == index else None
+
+    def has(self, index: int) -> bool:
+        """Whether an id stands for a token."""
+        if index in self._present:
+            return True
+        if self.token(index) is None:
+            return False
+        self._present.add(index)
+        return True
+
     def of(self, index: int, first: bool) -> bytes:
         """The bytes that token `index` adds, as the first token of a text or as a later one."""
         cache = self._first if first else self._later
@@ -125,7 +139,7 @@ class Pieces:
         return piece
 
     def _make(self, index: int, first: bool) -> bytes:
-        piece: str | bytes = self._meant.get(index) or self.tokens[index] or ""
+        piece: str | bytes = self._meant.get(index) or self.token(index) or ""
         for step in self._steps:
             # An added token is written in plain characters, never in the stand-ins of a byte-level
             # vocabulary.

@@ -29,7 +29,7 @@ from tokenizers.models import BPE
 
 from anyformer.errors import UserError
 from anyformer.files import write_text
-from anyformer.text import chat, sentencepiece, templates, tiktoken
+from anyformer.text import chat
 from anyformer.text.added import complete
 from anyformer.text.affixes import read_affixes, with_affixes
 from anyformer.text.pieces import Pieces
@@ -62,7 +62,7 @@ class Tokenizer:
         self._library = library
         self._settings = settings or Settings()
         self._pieces = Pieces(library)
-        self.vocab_size = len(self._pieces.tokens)
+        self.vocab_size = self._pieces.size
         if not self.vocab_size:
             raise UserError("this tokenizer has an empty vocabulary")
         self._tidies = self._settings.tidies(of_bpe=isinstance(library.model, BPE))
@@ -124,6 +124,8 @@ class Tokenizer:
         The file may also be a vocabulary of tiktoken (`text.tiktoken`); unless its name tells how it cuts text, `pre`
         does, as in `tokenizer.ggml.pre` of GGUF ("llama-bpe" for Llama 3).
         """
+        from anyformer.text import sentencepiece, tiktoken
+
         path = Path(path)
         file = sentencepiece.file_in(path) or path / TOKENIZER_FILE if path.is_dir() else path
         if not file.is_file():
@@ -164,6 +166,8 @@ class Tokenizer:
 
     @classmethod
     def _of_sentencepiece(cls, file: Path) -> "Tokenizer":
+        from anyformer.text import sentencepiece
+
         with _clear("this SentencePiece model cannot be used", where=file):
             library, settings, invented = sentencepiece.read(file)
             tokenizer = cls(library, settings)
@@ -172,6 +176,8 @@ class Tokenizer:
 
     @classmethod
     def _of_tiktoken(cls, file: Path, pre: str | None) -> "Tokenizer":
+        from anyformer.text import tiktoken
+
         library, end = tiktoken.library_of(file, pre)
         settings = Settings.read(file.parent)
         complete(library, settings, file.parent / CONFIG_FILE)
@@ -249,12 +255,13 @@ class Tokenizer:
     @property
     def vocabulary_hash(self) -> str:
         """SHA-256 of every token with its id, in hexadecimal: equal for tokenizers whose ids mean the same."""
-        lines = (f"{index}\t{token}\n" for index, token in enumerate(self._pieces.tokens) if token is not None)
+        tokens = ((index, self.token(index)) for index in range(self.vocab_size))
+        lines = (f"{index}\t{token}\n" for index, token in tokens if token is not None)
         return hashlib.sha256("".join(lines).encode("utf-8")).hexdigest()
 
     def token(self, index: int) -> str | None:
         """How the vocabulary writes token `index`; None for an id that the vocabulary leaves out."""
-        return self._pieces.tokens[index] if 0 <= index < self.vocab_size else None
+        return self._pieces.token(index)
 
     def token_id(self, token: str) -> int | None:
         """The id of the token that the vocabulary writes as `token`."""
@@ -381,7 +388,7 @@ class Tokenizer:
             number = operator.index(index)
         except TypeError as error:
             raise UserError("a token id must be a whole number", where="ids", got=repr(index)) from error
-        if not 0 <= number < self.vocab_size or self._pieces.tokens[number] is None:
+        if not self._pieces.has(number):
             raise UserError(
                 "this token id is outside the vocabulary",
                 where="ids",
@@ -435,6 +442,8 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None,
         variables: dict[str, Any],
     ) -> tuple[str, chat.Disguise]:
+        from anyformer.text.templates import render  # Jinja is for chats alone.
+
         template = self._template(tools)
         chat.check_messages(messages)
         chat.check_tools(tools)
@@ -451,7 +460,7 @@ class Tokenizer:
         except RecursionError as error:
             raise UserError("the messages are nested too deep", where="messages") from error
         named = dict(self._settings.named)
-        return templates.render(template, {**named, **hidden, "add_generation_prompt": add_generation_prompt}), disguise
+        return render(template, {**named, **hidden, "add_generation_prompt": add_generation_prompt}), disguise
 
     def _template(self, tools: object) -> str:
         """The template for a conversation with `tools`, or with None."""

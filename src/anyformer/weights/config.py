@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from anyformer.errors import UserError
-from anyformer.families import FAMILIES, REMEDIES, Family, Variant
+from anyformer.families import FAMILIES, Family, Variant
 from anyformer.families.common import FIXED, IGNORED
 from anyformer.families.config import Config
 from anyformer.families.fields import put
@@ -21,6 +21,12 @@ from anyformer.spec.problems import did_you_mean
 from anyformer.weights.carried import MODEL_TYPE, carried
 
 CONFIG_FILE = PUBLISHED_FILE
+_REMEDIES = {
+    "gemma3": "its text part, the `text_config`, is a model of type gemma3_text; in transformers: "
+    "text = Gemma3ForCausalLM(model.config.text_config); text.model = model.model.language_model; "
+    "text.tie_weights(); text.save_pretrained(FOLDER)"
+}
+"""Model types of which a part is a family, with how to take it out."""
 
 
 @dataclass(frozen=True)
@@ -109,8 +115,8 @@ def _family_of(table: dict[str, Any], where: object, families: Sequence[Family])
             "no family of this model type is known" if model_type else "the configuration names no model type",
             where=where,
             got=f"model_type = {model_type!r}",
-            expected=None if str(model_type) in REMEDIES else ", ".join(types),
-            remedy=REMEDIES.get(str(model_type), remedy),
+            expected=None if str(model_type) in _REMEDIES else ", ".join(types),
+            remedy=_REMEDIES.get(str(model_type), remedy),
         )
     fitting = [family for family in known if _suits(family, table)]
     if fitting:

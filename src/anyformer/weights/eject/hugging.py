@@ -47,6 +47,20 @@ class Form:
     code: str | None = None
     why: str = ""
 
+    def write_code(self, folder: Path) -> None:
+        """Writes the code, if there is any, into a folder whose tokenizer's files are there, if it has any.
+
+        A tokenizer says which inputs it makes, which otherwise may be some that the code does not take.
+        """
+        if self.code is None:
+            return
+        write_text(folder / CODE_FILE, self.code)
+        settings = folder / TOKENIZER_CONFIG
+        if settings.exists():
+            inputs = ["input_ids", *(["token_type_ids"] if "token_type_ids" in self.code else []), "attention_mask"]
+            table = json.loads(settings.read_text(encoding="utf-8")) | {"model_input_names": inputs}
+            write_text(settings, json.dumps(table, indent=2, ensure_ascii=False) + "\n")
+
 
 @dataclass(frozen=True)
 class _Task:
@@ -106,20 +120,6 @@ def with_code(spec: ModelSpec, why: str = "") -> Form:
         code=_code(spec, task, model, body, why),
         why=why,
     )
-
-
-def write_code(folder: Path, form: Form) -> None:
-    """Writes the code of a form that has some into a folder whose tokenizer's files are there, if it has any.
-
-    A tokenizer says which inputs it makes, which otherwise may be some that the code does not take.
-    """
-    assert form.code is not None
-    write_text(folder / CODE_FILE, form.code)
-    settings = folder / TOKENIZER_CONFIG
-    if settings.exists():
-        inputs = ["input_ids", *(["token_type_ids"] if "token_type_ids" in form.code else []), "attention_mask"]
-        table = json.loads(settings.read_text(encoding="utf-8")) | {"model_input_names": inputs}
-        write_text(settings, json.dumps(table, indent=2, ensure_ascii=False) + "\n")
 
 
 def _task(spec: ModelSpec) -> _Task:

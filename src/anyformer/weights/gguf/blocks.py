@@ -7,17 +7,15 @@ import torch
 from torch import Tensor
 
 from anyformer.errors import UserError
-from anyformer.nn.packed import Codes, Pairs
+from anyformer.nn.packed import Codes
 from anyformer.weights.gguf.encode import quantised
-from anyformer.weights.gguf.layouts import LAYOUTS, NIBBLES, Layout, items
+from anyformer.weights.gguf.layouts import LAYOUTS, Layout
+from anyformer.weights.gguf.parts import codes_of, scales_of
 from anyformer.weights.gguf.spans import over_blocks, steps
 from anyformer.weights.gguf.types import KEPT, READ, Kind
 
-__all__ = ["dequantised", "grouped", "paired", "quantised"]
+__all__ = ["dequantised", "grouped", "quantised"]
 
-_LOW = np.uint64(0x0F0F0F0F0F0F0F0F)
-_AT_ONCE = 2**20
-"""Numbers in a scratch block."""
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
 """Kinds that are stored as floats."""
 
@@ -86,46 +84,12 @@ def grouped(data: Tensor, kind: Kind) -> Codes:
     scales, zeros = (torch.empty(shape, dtype=torch.float32, device=data.device) for _ in range(2))
 
     def work(stored: Tensor, codes: Tensor, scales: Tensor, zeros: Tensor) -> None:
-        scale, zero = _scales(layout, stored)
-        scales.copy_(scale)
-        zeros.copy_(scale * layout.lowest if zero is None else zero)
-        np.subtract(layout.levels(stored.numpy()).view(np.uint8), np.uint8(layout.lowest % 256), out=codes.numpy())
+        for into, made in zip((scales, zeros), scales_of(layout, stored.numpy()), strict=True):
+            into.copy_(torch.from_numpy(made))
+        codes_of(layout, stored.numpy(), codes.numpy())
 
     over_blocks(data, blocks, kind.block, work, codes, scales, zeros)
     return Codes(codes, scales, zeros, layout.bits)
-
-
-def paired(data: Tensor, kind: Kind) -> Pairs:
-    """Rows of stored bytes of a 4-bit kind as `grouped` gives them, two neighbouring rows to a byte.
-
-    The halves of stored bytes go where they are packed without an array of a byte for each code between.
-
-    Args:
-        data: uint8 [rows, bytes per row], an even number of rows, any strides; never written to.
-        kind: one of `NIBBLES`.
-
-    Raises `UserError` as `grouped` does.
-    """
-    rows, blocks = _blocks(data, kind, NIBBLES.keys(), "kept in pairs")
-    layout, (at, run) = LAYOUTS[kind.name], NIBBLES[kind.name]
-    n = blocks * kind.block
-    pairs = torch.empty(rows // 2, n, dtype=torch.uint8, device=data.device)
-    shape = rows, n // KEPT[kind.name]
-    scales, zeros = (torch.empty(shape, dtype=torch.float32, device=data.device) for _ in range(2))
-    size = max(1, _AT_ONCE // (2 * n))
-    for start in range(0, rows // 2, size):
-        both = slice(2 * start, 2 * (start + size))
-        part = data[both].contiguous()
-        scale, zero = _scales(layout, part.view(-1, kind.n_bytes))
-        scales[both].view(scale.shape).copy_(scale)
-        zeros[both].view(scale.shape).copy_(scale * layout.lowest if zero is None else zero)
-        codes = items(part.numpy().reshape(-1, kind.n_bytes), f"V{kind.n_bytes - at}", at)
-        words = np.ascontiguousarray(codes).view("<u8").reshape(len(part) // 2, 2, -1)
-        even, odd = words[:, 0], words[:, 1]
-        halves = pairs[start : start + size].numpy().reshape(len(words), -1, 2, run).view(f"V{run}")[..., 0]
-        halves[..., 0] = ((even & _LOW) | ((odd & _LOW) << np.uint64(4))).view(f"V{run}")
-        halves[..., 1] = (((even >> np.uint64(4)) & _LOW) | (odd & ~_LOW)).view(f"V{run}")
-    return Pairs(pairs, scales, zeros)
 
 
 def _blocks(data: Tensor, kind: Kind, kinds: Set[str], verb: str) -> tuple[int, int]:

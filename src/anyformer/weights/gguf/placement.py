@@ -8,8 +8,7 @@ from math import prod
 from anyformer.families.family import Interleaved, Joined, Otherwise, Rotated, Twice, Where
 from anyformer.nn.blocked import packed_bytes
 from anyformer.planning import buffers, parameters
-from anyformer.weights.gguf.format import Gguf
-from anyformer.weights.gguf.reading import Place
+from anyformer.weights.gguf.reading import Place, Understood
 from anyformer.weights.gguf.types import KEPT, KIND
 from anyformer.weights.shapes import Shape, Step
 
@@ -49,6 +48,11 @@ class Placed:
     n_bytes: int
     why: str = ""
 
+    @property
+    def packed(self) -> bool:
+        """Whether it is in memory in quantised values; a table that is only looked up stays in the file."""
+        return self.kept and self.n_bytes > 0
+
 
 def by_rows(step: Step) -> bool:
     """Whether a form moves whole rows of matrices alone, so that it can be done to quantised rows."""
@@ -62,23 +66,20 @@ def by_rows(step: Step) -> bool:
     return False
 
 
-def placements(
-    place: Place, file: Gguf, taken: Sequence[Step], *, quantize: str | None, dtype: str, refusal: str = ""
-) -> list[Placed]:
+def placements(model: Understood, *, quantize: str | None, dtype: str, refusal: str = "") -> list[Placed]:
     """What becomes of each tensor.
 
     Args:
-        place: the file as it was understood.
-        file: its tensors.
-        taken: which are made into which.
+        model: the file as it was understood.
         quantize: None, or "keep".
         dtype: of what is not kept.
         refusal: why nothing can be kept here, empty where it can.
     """
+    place = model.place
     shapes = {p.name: p.shape for p in (*parameters(place.reading.spec), *buffers(place.reading.spec))}
     found: list[Placed] = []
-    for step in taken:
-        kinds = [file.tensors[name].kind.name for name in step.theirs]
+    for step in model.taken:
+        kinds = [model.file.tensors[name].kind.name for name in step.theirs]
         for name in step.ours:
             shape = shapes[name]
             why = (_why_not(name, shape, kinds, step) or refusal) if quantize == "keep" else "quantize is None"

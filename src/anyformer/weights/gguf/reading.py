@@ -19,7 +19,8 @@ from anyformer.spec.parts import ModelSpec
 from anyformer.spec.problems import did_you_mean
 from anyformer.weights.config import Reading, candidates, differences, evaluated, read_config, written
 from anyformer.weights.gguf.format import Gguf
-from anyformer.weights.shapes import Matching, Shape, match, pattern, steps
+from anyformer.weights.gguf.types import READ
+from anyformer.weights.shapes import Matching, Shape, Step, match, pattern, steps
 
 _IGNORED = ("vocab_size", "tensor_data_layout")
 """Metadata of any architecture that do not change what a model computes."""
@@ -40,6 +41,36 @@ class Place:
     dialect: Dialect
     meta: dict[str, Any] = field(default_factory=dict)
     tables: dict[str, list[float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Understood:
+    """A file of which all is checked by name, shape and type, before any tensor is read.
+
+    Attributes:
+        file: what it says.
+        place: what its metadata mean.
+        taken: which of its tensors are made into which of ours.
+    """
+
+    file: Gguf
+    place: Place
+    taken: list[Step]
+
+
+def understood(file: Gguf, dialects: Sequence[Dialect] = DIALECTS) -> Understood:
+    """A file as `read_place` and `matched` understand it. Raises `UserError` for types of numbers that are not read."""
+    place = read_place(file, dialects)
+    matching = matched(place, file)
+    for name, entry in file.tensors.items():
+        if entry.kind.name not in READ:
+            remedy = "quantise the model otherwise: Q4_K_M and Q8_0 files are read"
+            got = f"{name} of type {entry.kind.name}"
+            raise UserError("weights of this type are not read", where=file.path, got=got, remedy=remedy)
+    if matching.again:
+        step = matching.again[0]
+        raise UserError("two tensors hold the same weight", where=file.path, got=f"{step.theirs[0]} for {step.ours[0]}")
+    return Understood(file, place, matching.taken)
 
 
 def read_place(file: Gguf, dialects: Sequence[Dialect] = DIALECTS) -> Place:
@@ -79,10 +110,10 @@ def _own(file: Gguf) -> dict[str, Any]:
 
 
 def _dialect_of(architecture: Any, meta: Mapping[str, Any], where: Path, dialects: Sequence[Dialect]) -> Dialect:
-    known = sorted({dialect.architecture for dialect in dialects})
     for dialect in dialects:
         if dialect.architecture == architecture and dialect.suits(meta):
             return dialect
+    known = sorted({dialect.architecture for dialect in dialects})
     near = did_you_mean(architecture, known) if isinstance(architecture, str) else None
     remedy = f"did you mean `{near}`?" if near else None
     raise UserError(
