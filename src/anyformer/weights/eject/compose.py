@@ -1,10 +1,12 @@
 """A specification as one file: the uses of its parts, grouped into kinds, each rendered once after what it calls."""
 
-from anyformer.spec.parts import ModelSpec
+from math import isclose
+
+from anyformer.spec.parts import LanguageHead, ModelSpec
+from anyformer.weights.eject.constants import Constants
 from anyformer.weights.eject.known import require_known
 from anyformer.weights.eject.layers import Choices, head, stack
 from anyformer.weights.eject.parts import Parts
-from anyformer.weights.eject.render import Constants
 from anyformer.weights.eject.text_blocks import write_attentions, write_blocks, write_networks
 from anyformer.weights.eject.text_leaves import write_leaves, write_pool
 from anyformer.weights.eject.text_model import write_model
@@ -36,9 +38,19 @@ def compose(spec: ModelSpec, choices: Choices) -> tuple[str, Constants]:
         write_pool(parts, facts.pool)
     write_model(parts, model, facts, stacks)
     text = "\n\n".join(parts.sections)
-    if "nn.LayerNorm(" in text:
-        parts.constants.said["NORM_EPS"] = "ε of LayerNorm (Ba et al. 2016, eq. 4)"
+    _note(parts, text)
     return text, parts.constants
+
+
+def _note(parts: Parts, text: str) -> None:
+    """What stands beside constants whose value means something."""
+    notes, spec = parts.constants.notes, parts.spec
+    if "nn.LayerNorm(" in text and "class RMSNorm" not in text and "class LayerNorm" not in text:
+        notes["NORM_EPS"] = "ε of LayerNorm (Ba et al. 2016, eq. 4)"
+    if isinstance(spec.head, LanguageHead) and isclose(spec.head.scale, spec.last.d_model**-0.5):
+        notes["HEAD_SCALE"] = "1 / √C"
+    if all(isclose(stack.embed.scale, stack.d_embed**0.5) for stack in spec.stacks.values()):
+        notes["EMBED_SCALE"] = "√C (Vaswani et al. 2017, section 3.4)"
 
 
 def _share_attention(spec: ModelSpec, choices: Choices) -> None:

@@ -8,9 +8,10 @@ from typing import Any
 from anyformer.planning import parameters
 from anyformer.spec.parts import LanguageHead, Learned, ModelSpec
 from anyformer.weights.eject.compose import compose
+from anyformer.weights.eject.constants import Constants
 from anyformer.weights.eject.format import wrapped
 from anyformer.weights.eject.layers import Choices
-from anyformer.weights.eject.render import Constants, Raw, render
+from anyformer.weights.eject.render import render
 from anyformer.weights.eject.uses import Kind, Use
 
 _IMPORTS = (
@@ -67,7 +68,8 @@ def eject(spec: ModelSpec, surroundings: Surroundings | None = None) -> str:
     sections.append(_loader(choices, constants))
     sections.append(_main(spec, around, constants, count))
     text = _with_helpers(spec, "\n\n".join(sections), constants)
-    return wrapped(f"{_head(spec, around, count)}\n{_imports(text)}\n{constants.text()}\n\n{text}")
+    assignments, text = constants.put(text)
+    return wrapped(f"{_head(spec, around, count)}\n{_imports(text)}\n{assignments}\n\n{text}")
 
 
 def model_text(spec: ModelSpec, *, padded: bool) -> tuple[str, tuple[tuple[str, str], ...]]:
@@ -83,7 +85,8 @@ def model_text(spec: ModelSpec, *, padded: bool) -> tuple[str, tuple[tuple[str, 
     choices = Choices(padded=padded or _padded(spec), stores=spec.decoder is not None)
     body, constants = compose(spec, choices)
     text = _with_helpers(spec, body, constants)
-    return wrapped(f"{_imports(text)}\n{constants.text()}\n\n{text}"), tuple(choices.renamed)
+    assignments, text = constants.put(text)
+    return wrapped(f"{_imports(text)}\n{assignments}\n\n{text}"), tuple(choices.renamed)
 
 
 def _with_helpers(spec: ModelSpec, text: str, constants: Constants) -> str:
@@ -155,14 +158,13 @@ def _generate(spec: ModelSpec, around: Surroundings, constants: Constants) -> st
 
 def _loader(choices: Choices, constants: Constants) -> str:
     renamed = tuple(choices.renamed)
-    constants.values["DTYPES"] = Raw(
-        '{"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}'
-    )
+    dtypes = '{"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}'
+    constants.fix("DTYPES", dtypes)
     if renamed:
         rows = [f'("{a}", "{b}")' for a, b in renamed]
         short = f"({', '.join(rows)}{',' if len(rows) == 1 else ''})"
         whole = short if len(short) < 85 else "(\n" + "".join(f"    {row},\n" for row in rows) + ")"
-        constants.values["RENAMED"] = Raw(f"{whole}  # stored names, and ours")
+        constants.fix("RENAMED", f"{whole}  # stored names, and ours")
     return _piece("weights/own.py.jinja", constants, {}, {"renamed": bool(renamed)})
 
 

@@ -20,9 +20,10 @@ from anyformer.spec.folder import CODE_FILE
 from anyformer.spec.parts import ModelSpec, Pooler
 from anyformer.weights.carried import Renamed, carrying, family_of
 from anyformer.weights.config import Reading, write_config
+from anyformer.weights.eject.constants import Constants
 from anyformer.weights.eject.file import model_text
 from anyformer.weights.eject.format import wrapped
-from anyformer.weights.eject.render import Constants, render
+from anyformer.weights.eject.render import render
 from anyformer.weights.eject.sublayers import ACTIVATIONS
 from anyformer.weights.eject.uses import SAME, Kind, Use
 

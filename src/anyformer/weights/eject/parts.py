@@ -4,8 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from anyformer.spec.parts import ModelSpec
+from anyformer.weights.eject.constants import Constants
 from anyformer.weights.eject.layers import Choices
-from anyformer.weights.eject.render import Constants, literal, render
+from anyformer.weights.eject.render import render
 from anyformer.weights.eject.uses import Call, Kind, Use, grouped
 
 
@@ -50,8 +51,18 @@ def within(uses: Sequence[Use]) -> list[Use]:
     return found
 
 
-def call_of(use: Use) -> str:
-    """The call that makes a module of a use, its arguments written out."""
+def call_of(use: Use, constants: Constants) -> str:
+    """The call that makes a module of a use, its arguments as constants."""
     assert use.kind is not None
-    given = ", ".join(f"{name.lower()}={literal(use.numbers[name])}" for name in use.kind.fields)
-    return f"{use.kind.name}({given})"
+    return f"{use.kind.name}({', '.join(arguments(use, constants))})"
+
+
+def arguments(use: Use, constants: Constants) -> list[str]:
+    """What a module of a use is given of its own numbers. True, False and None stand for themselves."""
+    assert use.kind is not None
+    given = []
+    for name in use.kind.fields:
+        value = use.numbers[name]
+        plain = value is None or isinstance(value, bool)
+        given.append(f"{name.lower()}={value if plain else constants.name(name, value, use.title)}")
+    return given

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
-from anyformer.weights.eject.render import literal
+from anyformer.weights.eject.constants import literal
 
 
 def runs(items: Sequence[Any]) -> list[tuple[int, Any]]:

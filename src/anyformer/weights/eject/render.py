@@ -8,31 +8,13 @@ from typing import Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined, Template
 
+from anyformer.weights.eject.constants import Constants
 from anyformer.weights.eject.format import tidied
 from anyformer.weights.eject.uses import Call, Kind, Number, Use
 
 _PACKAGE = Path(__file__).parents[2]
 _NAME = re.compile(r"\b[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)*\b")
 _STATEMENT = re.compile(r"^ *#: (.+)\n", re.M)
-_LETTERS = {
-    "VOCAB_SIZE": "V",
-    "D_MODEL": "C",
-    "N_HEADS": "H",
-    "N_KV_HEADS": "G",
-    "D_HEAD": "D",
-    "D_FF": "F",
-    "N_EXPERTS": "E",
-}
-"""The letters that shapes are written in."""
-_SHORT = ("NORM_EPS", "DROPOUT")
-"""Numbers that mostly have one value all over a model."""
-_ORDER = (
-    *("VOCAB_SIZE", "N_LABELS", "MAX_POSITIONS", "N_TYPES", "N_LAYERS", "D_MODEL", "D_EMBED", "D_TRANSFORM", "N_HEADS"),
-    *("N_KV_HEADS", "D_HEAD", "Q_RANK", "KV_RANK", "D_NOPE", "D_ROPE", "D_VALUE", "D_FF", "N_EXPERTS", "TOP_K"),
-    *("D_EXPERT", "N_GROUPS", "TOP_GROUPS", "EXPERT_SCALE", "ROPE_THETA", "ROPE_FACTOR", "ROPE_ORIGINAL"),
-    *("WINDOW", "SINKS", "NORM_EPS", "DROPOUT"),
-)
-"""The order of constants: sizes first, as one would say them."""
 
 
 def _source(piece: str) -> str:
@@ -49,70 +31,6 @@ def _environment() -> Environment:
 @cache
 def _template(piece: str) -> Template:
     return _environment().get_template(piece)
-
-
-class Raw(str):
-    """A constant's value that is written as it is."""
-
-    def __repr__(self) -> str:
-        return str(self)
-
-
-class Constants:
-    """The named constants of a file, in the order in which they are first needed; `said` stands beside them."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, Any] = {}
-        self.said: dict[str, str] = {}
-
-    def name(self, wanted: str, value: Any, owner: str) -> str:
-        """A name for a value: short, or as wanted, or with its owner's in front, so that it stands for no other."""
-        prefix = _prefix(owner)
-        short = next((each for each in _SHORT if wanted.endswith(f"_{each}")), wanted)
-        for name in (short, wanted, f"{prefix}_{wanted}", *(f"{prefix}_{wanted}_{i}" for i in range(2, 100))):
-            if name not in self.values or _same(self.values[name], value):
-                self.values.setdefault(name, value)
-                return name
-        raise AssertionError(f"a hundred values of {wanted}")
-
-    def text(self) -> str:
-        """The assignments, a letter beside those that shapes are written with."""
-        lines = []
-        for name, value in sorted(self.values.items(), key=lambda each: _rank(each[0])):
-            said = _LETTERS.get(name) or self.said.get(name)
-            lines.append(f"{name} = {literal(value)}" + (f"  # {said}" if said else ""))
-        return "\n".join(lines) + "\n"
-
-
-def _prefix(owner: str) -> str:
-    """The name of a class or function as constants have it, short."""
-    name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", owner).upper()
-    for long, short in (("MIXTURE_OF_EXPERTS", "MOE"), ("FEED_FORWARD", "FFN")):
-        name = name.replace(long, short)
-    for word in ("ROTATE_", "ATTEND_", "_ATTENTION", "_BLOCK", "_EMBEDDING"):
-        name = name.replace(word, "") if len(name) > len(word) and not name.replace(word, "")[0].isdigit() else name
-    return name
-
-
-def _rank(name: str) -> int:
-    """Where a constant stands among the others."""
-    return next((i for i, each in enumerate(_ORDER) if name == each or name.endswith(f"_{each}")), len(_ORDER))
-
-
-def _same(a: Any, b: Any) -> bool:
-    return type(a) is type(b) and bool(a == b)
-
-
-def literal(value: Any) -> str:
-    """A value as Python writes it, long tuples over several lines."""
-    if isinstance(value, Raw):
-        return str(value)
-    if isinstance(value, tuple):
-        inner = ", ".join(map(literal, value)) + ("," if len(value) == 1 else "")
-        if len(inner) <= 90:
-            return f"({inner})"
-        return "(\n" + "".join(f"    {literal(each)},\n" for each in value) + ")"
-    return repr(value).replace("'", '"') if isinstance(value, str) else repr(value)
 
 
 def render(kind: Kind, constants: Constants, texts: Mapping[str, str], calls: Mapping[str, Call]) -> str:

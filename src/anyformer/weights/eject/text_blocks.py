@@ -157,7 +157,7 @@ def _block(parts: Parts, kind: Kind, blocks: Sequence[BlockUse]) -> None:
     texts: dict[str, str] = {}
     given: list[str] = []
     for place in ("ATTENTION", "CROSS", "FFN"):
-        made = dict.fromkeys(call_of(each.slots[place]) for each in blocks if place in each.slots)
+        made = dict.fromkeys(call_of(each.slots[place], parts.constants) for each in blocks if place in each.slots)
         if not made:
             continue
         if len(made) == 1:

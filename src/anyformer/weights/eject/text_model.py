@@ -55,7 +55,7 @@ def write_model(parts: Parts, use: Use, facts: HeadFacts, stacks: Sequence[Stack
         "POOLER_BIAS": switch(pooler.bias),
         "HEAD_WIDTH": "N_LABELS" if "N_LABELS" in use.numbers else "VOCAB_SIZE",
         "HEAD_HAS_BIAS": switch(use.flags.get("head_bias")),
-        "= HEAD()": f"= {call_of(facts.use)}" if facts.use is not None else "= HEAD()",
+        "= HEAD()": f"= {call_of(facts.use, parts.constants)}" if facts.use is not None else "= HEAD()",
         "ENCODER_INPUT": "self.embed(source)" if tied_tables else "source",
         "DECODER_INPUT": "self.embed(tokens)" if tied_tables else "tokens",
         "DECODE_PARAMS": ", ".join(params),

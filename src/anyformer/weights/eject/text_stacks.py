@@ -1,13 +1,14 @@
 """Embeddings and stacks: the layers in their order, their masks, and the loop over them."""
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from anyformer.spec.parts import StackSpec
+from anyformer.weights.eject.constants import Constants, Raw
 from anyformer.weights.eject.layers import TYPES, BlockUse, StackUse, owners
-from anyformer.weights.eject.parts import Parts, alone, call_of, switch
+from anyformer.weights.eject.parts import Parts, alone, arguments, call_of, switch
 from anyformer.weights.eject.pattern import layers_text, tuple_text
-from anyformer.weights.eject.render import Raw, literal
 from anyformer.weights.eject.uses import Kind, Use, grouped, name_kinds
 
 
@@ -56,13 +57,12 @@ def _embed_doc(flags: Mapping[str, Any]) -> str:
     )
 
 
-def _layer(block: BlockUse) -> str:
+def _layer(block: BlockUse, constants: Constants) -> str:
     """The call that makes a block."""
     kind = block.use.kind
     assert kind is not None
-    given = [call_of(block.slots[place.upper()]) for place in kind.given]
-    given += [f"{name.lower()}={literal(block.use.numbers[name])}" for name in kind.fields]
-    return f"{kind.name}({', '.join(given)})"
+    given = [call_of(block.slots[place.upper()], constants) for place in kind.given]
+    return f"{kind.name}({', '.join([*given, *arguments(block.use, constants)])})"
 
 
 def write_stack(parts: Parts, each: StackUse) -> None:
@@ -70,7 +70,7 @@ def write_stack(parts: Parts, each: StackUse) -> None:
     flags, own = each.use.flags, each.spec
     kind = alone(each.use)
     side = each.use.title
-    embed = "nn.Embedding(VOCAB_SIZE, D_MODEL)" if each.embed is None else call_of(each.embed)
+    embed = "nn.Embedding(VOCAB_SIZE, D_MODEL)" if each.embed is None else call_of(each.embed, parts.constants)
     tied = not flags["own_table"]
     each.use.numbers["VOCAB_SIZE"] = parts.spec.vocab_size
     first = "x" if tied else "tokens"
@@ -120,32 +120,60 @@ def _stack_doc(spec: StackSpec, side: str) -> str:
 
 
 def _blocks_text(parts: Parts, each: StackUse) -> str:
+    """The module list of a stack's blocks."""
     own = owners(each.spec)
-    layers = [_layer(each.blocks[i]) for i in own]
-    if each.spec.owners is None and len(set(layers)) > 1 and (text := _parallel_text(parts, each)):
-        return text
-    name = parts.constants.name("N_LAYERS", each.spec.n_layers, each.use.title) if each.spec.owners is None else ""
-    if each.spec.owners is not None and list(own) != list(range(len(own))):
-        return "nn.ModuleDict({" + ", ".join(f'"{i}": {made}' for i, made in zip(own, layers, strict=True)) + "})"
-    return layers_text(layers, name or str(len(own)))
+    blocks = [each.blocks[i] for i in own]
+    layers = [_layer(block, parts.constants) for block in blocks]
+    count = parts.constants.name("N_LAYERS", each.spec.n_layers, each.use.title)
+    if each.spec.owners is not None:
+        if list(own) != list(range(len(own))):
+            return "nn.ModuleDict({" + ", ".join(f'"{i}": {made}' for i, made in zip(own, layers, strict=True)) + "})"
+        return layers_text(layers, str(len(own)))
+    if len(set(layers)) == 1:
+        return f"nn.ModuleList({layers[0]} for _ in range({count}))"
+    return _segments_text(parts, each, blocks) or layers_text(layers, count)
 
 
-def _parallel_text(parts: Parts, each: StackUse) -> str:
-    """Layers of one make that differ in a number or two: these numbers as constants, one for each layer."""
-    if len({(b.use.kind is None or id(b.use.kind), *(id(u.kind) for u in b.slots.values())) for b in each.blocks}) > 1:
+_MOST_SEGMENTS, _MOST_COLUMNS = 4, 3
+"""Beyond these, layers are clearer one by one."""
+
+
+def _segments_text(parts: Parts, each: StackUse, blocks: Sequence[BlockUse]) -> str:
+    """Stretches of layers of one make, what differs within one listed as constants; nothing where it would not help."""
+    stretches = [list(group) for _, group in groupby(blocks, key=_make)]
+    if len(stretches) > _MOST_SEGMENTS:
         return ""
-    first = each.blocks[0]
-    assert first.use.kind is not None
-    columns: dict[str, str] = {}
-    given: list[str] = []
-    for place in first.use.kind.given:
-        slots = [b.slots[place.upper()] for b in each.blocks]
-        given.append(_call_with(parts, each, slots, columns))
-    made = _call_with(parts, each, [b.use for b in each.blocks], columns, given)
-    if not 1 <= len(columns) <= 3:
-        return ""
-    names, places = ", ".join(columns), ", ".join(columns.values())
-    return f"nn.ModuleList({made} for {names} in {places if len(columns) == 1 else f'zip({places}, strict=True)'})"
+    lines: list[str] = []
+    for stretch in stretches:
+        columns: dict[str, str] = {}
+        made = _call_of_all(parts, each, stretch, columns)
+        if len(columns) > _MOST_COLUMNS:
+            return ""
+        names, places = ", ".join(columns), ", ".join(columns.values())
+        if len(stretch) == 1:
+            lines.append(made)
+        elif not columns:
+            lines.append(f"*({made} for _ in range({len(stretch)}))")
+        else:
+            lines.append(f"*({made} for {names} in {places if len(columns) == 1 else f'zip({places}, strict=True)'})")
+    if len(lines) == 1:
+        return f"nn.ModuleList{lines[0].removeprefix('*')}"
+    body = "".join(f"                {line},\n" for line in lines)
+    return f"nn.ModuleList(\n            [\n{body}            ]\n        )"
+
+
+def _make(block: BlockUse) -> tuple[int, ...]:
+    """What classes a layer is made of."""
+    return (id(block.use.kind), *(id(use.kind) for use in block.slots.values()))
+
+
+def _call_of_all(parts: Parts, each: StackUse, blocks: Sequence[BlockUse], columns: dict[str, str]) -> str:
+    """The call that makes layers of one make; `columns` learns the names and places of what differs."""
+    kind = blocks[0].use.kind
+    assert kind is not None
+    slots = [[block.slots[place.upper()] for block in blocks] for place in kind.given]
+    given = [_call_with(parts, each, uses, columns) for uses in slots]
+    return _call_with(parts, each, [block.use for block in blocks], columns, given)
 
 
 def _call_with(
@@ -155,10 +183,10 @@ def _call_with(
     kind = uses[0].kind
     assert kind is not None
     said = list(given)
-    for name in kind.fields:
+    for argument, name in zip(arguments(uses[0], parts.constants), kind.fields, strict=True):
         values, word = [use.numbers[name] for use in uses], name.lower()
         if all(value == values[0] for value in values):
-            said.append(f"{word}={literal(values[0])}")
+            said.append(argument)
             continue
         columns[word] = parts.constants.name(_plural(name), Raw(tuple_text(values)), each.use.title)
         said.append(f"{word}={word}")
@@ -190,7 +218,9 @@ class _Masks:
         for name in kind.fields:
             values = [mask.numbers[name] for mask in each.masks if mask is not None]
             word = name.lower()
-            given.append(f"{word}={self._column(parts, each, word, values, literal(values[0]), word)}")
+            plain = values[0] is None or isinstance(values[0], bool)
+            same = str(values[0]) if plain else parts.constants.name(name, values[0], each.use.title)
+            given.append(f"{word}={self._column(parts, each, word, values, same, word)}")
         self.text = f"{kind.name}({', '.join(given)})"
         self.how = "many" if self.columns else "one"
 
