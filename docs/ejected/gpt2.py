@@ -1,10 +1,10 @@
 """gpt2: a decoder of 12 layers, 124,439,808 parameters.
 
-    python gpt2.py                                 a pass: shapes, parameters
+    python gpt2.py                                 a pass with random weights
     python gpt2.py --checkpoint DIR --prompt "…"   continues a text, with the weights and tokenizer of DIR
 
-Shapes: B batch, T tokens that come in, S tokens that are seen, H heads of queries, G of keys and values,
-D channels of a head, C of the model, F inside a feed-forward network, V words of the vocabulary.
+Shapes: B batch, T tokens that come in, S tokens that are seen, H heads of queries, D channels of a head, Dv of its
+values, C channels of the model, V words of the vocabulary.
 """
 
 import argparse
@@ -29,8 +29,8 @@ DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF1
 RENAMED = (("_norms.before.", "_norm."),)  # stored names, and ours
 
 
-def exact(x: Tensor) -> Tensor:
-    """x in float32 at least: what is done with it would lose too much in half precision."""
+def upcast(x: Tensor) -> Tensor:
+    """x in float32 at least: statistics, angles and softmax lose too much in half precision."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
@@ -42,7 +42,7 @@ class Cache:
         self.stores: list[dict[str, Tensor]] = [{} for _ in range(N_LAYERS)]
 
 
-def remembered(store: dict[str, Tensor], **new: Tensor) -> list[Tensor]:
+def cached(store: dict[str, Tensor], **new: Tensor) -> list[Tensor]:
     """What is stored and what is new, joined along the sequence; all of it is stored for the next call."""
     for name, value in new.items():
         store[name] = torch.cat([store[name], value], dim=1) if name in store else value
@@ -54,10 +54,10 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, dropout: float) -> Ten
 
     q [B, T, H, D], k [B, S, H, D], v [B, S, H, Dv], mask [B or 1, 1, T, S] -> [B, T, H, Dv].
     """
-    scores = torch.einsum("bthd,bshd->bhts", exact(q), exact(k)) * q.shape[-1] ** -0.5
-    shares = scores.masked_fill(~mask, torch.finfo(scores.dtype).min).softmax(dim=-1)
-    shares = F.dropout(shares, dropout)
-    return torch.einsum("bhts,bshd->bthd", shares, exact(v)).to(v.dtype)
+    scores = torch.einsum("bthd,bshd->bhts", upcast(q), upcast(k)) * q.shape[-1] ** -0.5
+    weights = scores.masked_fill(~mask, torch.finfo(scores.dtype).min).softmax(dim=-1)
+    weights = F.dropout(weights, dropout)
+    return torch.einsum("bhts,bshd->bthd", weights, upcast(v)).to(v.dtype)
 
 
 class Attention(nn.Module):
@@ -75,13 +75,13 @@ class Attention(nn.Module):
         q = self.q(x).unflatten(-1, (N_HEADS, D_HEAD))  # [B, T, H, D]
         k = self.k(x).unflatten(-1, (N_HEADS, D_HEAD))  # [B, T, H, D]
         v = self.v(x).unflatten(-1, (N_HEADS, D_HEAD))  # [B, T, H, D]
-        k, v = remembered(store, k=k, v=v)
-        z = attend(q, k, v, mask, dropout=DROPOUT * self.training)  # [B, T, H, D]
+        k, v = cached(store, k=k, v=v)
+        z = attend(q, k, v, mask, dropout=DROPOUT if self.training else 0.0)  # [B, T, H, D]
         return F.dropout(self.out(z.flatten(-2)), DROPOUT, self.training)
 
 
 class FeedForward(nn.Module):
-    """down(act(up(x))), act is GELU by its tanh form (Vaswani et al. 2017, eq. 2)."""
+    """down(act(up(x))) (Vaswani et al. 2017, eq. 2); act is GELU by its tanh form."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,15 +117,15 @@ class Embedding(nn.Module):
         self.token = nn.Embedding(VOCAB_SIZE, D_MODEL)
         self.position = nn.Embedding(MAX_POSITIONS, D_MODEL)
 
-    def forward(self, tokens: Tensor, queries: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """int64 [B, T] -> [B, T, C]."""
         x = self.token(tokens)
-        x = x + self.position(queries)
+        x = x + self.position(positions)
         return F.dropout(x, DROPOUT, self.training)
 
 
 class Decoder(nn.Module):
-    """The decoder: embedding, 12 layers and a final norm."""
+    """The decoder: the embedding, 12 layers and a final norm."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -135,25 +135,30 @@ class Decoder(nn.Module):
 
     def forward(self, tokens: Tensor, cache: Cache) -> Tensor:
         """int64 [B, T] -> [B, T, C]."""
-        positions = torch.arange(cache.length + tokens.shape[1], device=tokens.device)[None]  # [1, S]
-        queries = positions[:, cache.length :]  # [1, T], those of the tokens that come in
-        x = self.embed(tokens, queries)
-        mask = positions[:, None, None, :] <= queries[:, None, :, None]  # what came before, and itself
+        keys = torch.arange(cache.length + tokens.shape[1], device=tokens.device)[None]  # [1, S]
+        positions = keys[:, cache.length :]  # [1, T], those of the tokens that come in
+        x = self.embed(tokens, positions)
+        mask = keys[:, None, None, :] <= positions[:, None, :, None]  # what came before, and itself
         for block, store in zip(self.blocks, cache.stores, strict=True):
             x = block(x, mask, store)
         return self.final_norm(x)
 
 
 class Model(nn.Module):
-    """A decoder, and a head that gives scores of the vocabulary."""
+    """A decoder, and a head that gives logits of the vocabulary."""
 
     def __init__(self) -> None:
         super().__init__()
         self.decoder = Decoder()
+        for name, parameter in self.named_parameters():
+            if parameter.dim() > 1:
+                nn.init.normal_(parameter, std=0.02)  # Radford et al. 2019
+            elif name.endswith("bias"):
+                nn.init.zeros_(parameter)
 
     def forward(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
-        """int64 [B, T] after those in the cache, if any -> scores of the vocabulary, [B, T, V]."""
-        cache = cache or Cache()
+        """int64 [B, T] after those in the cache, if any -> logits of the vocabulary, [B, T, V]."""
+        cache = Cache() if cache is None else cache
         hidden = self.decoder(tokens, cache)
         cache.length += tokens.shape[1]
         # The head's matrix is the embedding's table (Press & Wolf 2017).
@@ -161,25 +166,27 @@ class Model(nn.Module):
 
 
 @torch.inference_mode()
-def generate(model: Model, tokens: list[int], n_tokens: int, temperature: float = 0.0) -> Iterator[int]:
-    """What follows the tokens, one by one, up to `n_tokens`; at temperature 0 always the likeliest."""
-    cache, new = Cache(), torch.tensor([tokens])
-    for _ in range(min(n_tokens, MAX_POSITIONS + 1 - new.shape[1])):
-        scores = model(new, cache=cache)[0, -1]
-        token = int(torch.multinomial((scores / temperature).softmax(-1), 1) if temperature > 0 else scores.argmax())
-        yield token
-        new = torch.tensor([[token]])
+def generate(model: Model, tokens: Tensor, n_tokens: int, temperature: float = 0.0) -> Iterator[int]:
+    """What follows the tokens, int64 [1, T], one by one, up to `n_tokens`; at temperature 0 always the likeliest."""
+    cache = Cache()
+    if tokens.shape[1] > MAX_POSITIONS:
+        raise ValueError(f"{tokens.shape[1]} tokens are more than the {MAX_POSITIONS} positions of the model")
+    for _ in range(min(n_tokens, MAX_POSITIONS + 1 - tokens.shape[1])):
+        logits = model(tokens, cache=cache)[0, -1]
+        token = torch.multinomial((logits / temperature).softmax(-1), 1) if temperature > 0 else logits.argmax()
+        yield int(token)
+        tokens = token.view(1, 1)
 
 
 def load(file: Path) -> Model:
-    """The model with the weights of a safetensors file: a length in eight bytes, a header in JSON, all numbers."""
+    """The model with the weights of a safetensors file: eight bytes of length, a header in JSON, then all numbers."""
     with torch.device("meta"):
         model = Model()
     with file.open("rb") as opened:
         header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
         start = opened.tell()
     header.pop("__metadata__", None)
-    numbers = torch.from_file(str(file), size=file.stat().st_size, dtype=torch.uint8)  # mapped, not copied
+    numbers = torch.from_file(str(file), size=file.stat().st_size, dtype=torch.uint8)  # mapped: float32 is not copied
     weights = {}
     for name, entry in header.items():
         for stored, here in RENAMED:
@@ -195,11 +202,11 @@ def show() -> None:
     model = Model().eval()
     for name, module in model.named_modules():
         if name and (name.count(".") <= 1 or name.endswith("blocks.0")):
-            module.register_forward_hook(lambda module, given, out, name=name: print(f"{name:<24} {list(out.shape)}"))
+            module.register_forward_hook(lambda module, args, out, name=name: print(f"{name:<24} {list(out.shape)}"))
     tokens = torch.randint(VOCAB_SIZE, (1, 16))
     with torch.inference_mode():
-        scores = model(tokens)
-    print(f"{list(tokens.shape)} tokens -> {list(scores.shape)} scores")
+        logits = model(tokens)
+    print(f"{list(tokens.shape)} tokens -> {list(logits.shape)} logits")
     print(f"{sum(parameter.numel() for parameter in model.parameters()):,} parameters")
 
 
@@ -207,23 +214,23 @@ def main() -> None:
     """Reads the command line."""
     parser = argparse.ArgumentParser(description=str(__doc__), formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompt", help="a text to continue; without one a pass with random weights is shown")
-    parser.add_argument(
-        "--checkpoint", type=Path, default=Path(__file__).parent, help="the folder of model.safetensors"
-    )
-    parser.add_argument("--tokens", type=int, default=64, help="how many to add at most")
+    parser.add_argument("--checkpoint", type=Path, default=Path(__file__).parent, help="a folder of anyformer")
+    parser.add_argument("--max-new-tokens", type=int, default=64, help="how many to add at most")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest token")
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    if given.prompt is None:
+    args = parser.parse_args()
+    if args.prompt is None:
         show()
         return
     from tokenizers import Tokenizer
 
-    torch.manual_seed(given.seed)
-    tokenizer = Tokenizer.from_file(str(given.checkpoint / "tokenizer.json"))
-    model = load(given.checkpoint / "model.safetensors")
-    ids = tokenizer.encode(given.prompt).ids
-    print(tokenizer.decode(list(generate(model, ids, given.tokens, given.temperature))))
+    torch.manual_seed(args.seed)
+    weights, words = args.checkpoint / "model.safetensors", args.checkpoint / "tokenizer.json"
+    if not (weights.exists() and words.exists()):
+        parser.error(f"{args.checkpoint} has no model.safetensors and tokenizer.json: give --checkpoint DIR")
+    model, tokenizer = load(weights), Tokenizer.from_file(str(words))
+    ids = torch.tensor([tokenizer.encode(args.prompt).ids or parser.error("the prompt has no tokens")])
+    print(tokenizer.decode(list(generate(model, ids, args.max_new_tokens, args.temperature))))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 """t5-base: an encoder of 12 layers and a decoder of 12 layers, 222,903,552 parameters.
 
-    python t5_base.py                                 a pass: shapes, parameters
-    python t5_base.py --checkpoint DIR --prompt "…"   continues a text, with the weights and tokenizer of DIR
+    python t5_base.py                                 a pass with random weights
+    python t5_base.py --checkpoint DIR --prompt "…"   answers a text, with the weights and tokenizer of DIR
 
-Shapes: B batch, T tokens that come in, S tokens that are seen, H heads of queries, G of keys and values,
-D channels of a head, C of the model, F inside a feed-forward network, V words of the vocabulary.
+Shapes: B batch, T tokens that come in, S tokens that are seen, H heads of queries, D channels of a head, Dv of its
+values, C channels of the model, V words of the vocabulary.
 """
 
 import argparse
@@ -23,20 +23,20 @@ D_MODEL = 768  # C
 N_HEADS = 12  # H
 D_HEAD = 64  # D
 D_FF = 3072  # F
-NORM_EPS = 1e-06
-DROPOUT = 0.1
 N_BUCKETS = 32
 MAX_DISTANCE = 128
+HEAD_SCALE = 0.03608439182435161  # 1 / √C
+NORM_EPS = 1e-06
+DROPOUT = 0.1
 TWO_SIDED = True
 DECODER_TWO_SIDED = False
-HEAD_SCALE = 0.03608439182435161
-START_IDS = (0,)
+START_IDS = (0,)  # what a reply begins with
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 RENAMED = (("_norms.before.", "_norm."), ("encoder.embed.token.", "embed."))  # stored names, and ours
 
 
-def exact(x: Tensor) -> Tensor:
-    """x in float32 at least: what is done with it would lose too much in half precision."""
+def upcast(x: Tensor) -> Tensor:
+    """x in float32 at least: statistics, angles and softmax lose too much in half precision."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
@@ -48,7 +48,7 @@ class Cache:
         self.stores: list[dict[str, Tensor]] = [{} for _ in range(N_LAYERS)]
 
 
-def remembered(store: dict[str, Tensor], **new: Tensor) -> list[Tensor]:
+def cached(store: dict[str, Tensor], **new: Tensor) -> list[Tensor]:
     """What is stored and what is new, joined along the sequence; all of it is stored for the next call."""
     for name, value in new.items():
         store[name] = torch.cat([store[name], value], dim=1) if name in store else value
@@ -64,7 +64,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., width] -> the same."""
-        wide = exact(x)
+        wide = upcast(x)
         normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + NORM_EPS)
         return (normed * self.weight).to(x.dtype)
 
@@ -75,7 +75,7 @@ class RelativeBias(nn.Module):
     def __init__(self, two_sided: bool) -> None:
         super().__init__()
         self.two_sided = two_sided
-        self.weight = nn.Parameter(torch.randn(N_BUCKETS, N_HEADS))
+        self.weight = nn.Parameter(torch.empty(N_BUCKETS, N_HEADS))
 
     def forward(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Positions [B or 1, T] and [B or 1, S] -> what is added to the scores, [B or 1, H, T, S].
@@ -96,17 +96,17 @@ class RelativeBias(nn.Module):
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, dropout: float, bias: Tensor | None = None) -> Tensor:
-    """softmax(q·kᵀ)·v over the keys that the mask shows (Vaswani et al. 2017, eq. 1).
+    """softmax(q·kᵀ, without 1/√D)·v over the keys that the mask shows (Vaswani et al. 2017, eq. 1).
 
     q [B, T, H, D], k [B, S, H, D], v [B, S, H, Dv], mask [B or 1, 1, T, S] -> [B, T, H, Dv].
     """
-    scores = torch.einsum("bthd,bshd->bhts", exact(q), exact(k))
+    scores = torch.einsum("bthd,bshd->bhts", upcast(q), upcast(k))
     if bias is not None:
         scores = scores + bias
-    shares = scores.masked_fill(~mask, torch.finfo(scores.dtype).min).softmax(dim=-1)
-    shares = shares.masked_fill(~mask, 0.0)  # a row of padding alone sees nothing
-    shares = F.dropout(shares, dropout)
-    return torch.einsum("bhts,bshd->bthd", shares, exact(v)).to(v.dtype)
+    weights = scores.masked_fill(~mask, torch.finfo(scores.dtype).min).softmax(dim=-1)
+    weights = weights.masked_fill(~mask, 0.0)  # a row of padding alone sees nothing
+    weights = F.dropout(weights, dropout)
+    return torch.einsum("bhts,bshd->bthd", weights, upcast(v)).to(v.dtype)
 
 
 class Attention(nn.Module):
@@ -124,8 +124,8 @@ class Attention(nn.Module):
         q = self.q(x).unflatten(-1, (N_HEADS, D_HEAD))  # [B, T, H, D]
         k = self.k(x).unflatten(-1, (N_HEADS, D_HEAD))  # [B, T, H, D]
         v = self.v(x).unflatten(-1, (N_HEADS, D_HEAD))  # [B, T, H, D]
-        k, v = remembered(store, k=k, v=v)
-        z = attend(q, k, v, mask, bias=bias, dropout=DROPOUT * self.training)  # [B, T, H, D]
+        k, v = cached(store, k=k, v=v)
+        z = attend(q, k, v, mask, bias=bias, dropout=DROPOUT if self.training else 0.0)  # [B, T, H, D]
         return F.dropout(self.out(z.flatten(-2)), DROPOUT, self.training)
 
 
@@ -147,13 +147,13 @@ class CrossAttention(nn.Module):
             v = self.v(memory).unflatten(-1, (N_HEADS, D_HEAD))  # [B, S, H, D]
             store["source_k"], store["source_v"] = k, v
         z = attend(
-            q, store["source_k"], store["source_v"], source_mask, dropout=DROPOUT * self.training
+            q, store["source_k"], store["source_v"], source_mask, dropout=DROPOUT if self.training else 0.0
         )  # [B, T, H, D]
         return F.dropout(self.out(z.flatten(-2)), DROPOUT, self.training)
 
 
 class FeedForward(nn.Module):
-    """down(act(up(x))), act is ReLU (Vaswani et al. 2017, eq. 2)."""
+    """down(act(up(x))) (Vaswani et al. 2017, eq. 2); act is ReLU."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -205,7 +205,7 @@ class DecoderBlock(nn.Module):
 
 
 class Encoder(nn.Module):
-    """The encoder: embedding, 12 layers and a final norm."""
+    """The encoder: the embedding, 12 layers and a final norm."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -215,7 +215,7 @@ class Encoder(nn.Module):
 
     def forward(self, x: Tensor, real: Tensor) -> Tensor:
         """Token vectors [B, T, C] -> [B, T, C]."""
-        positions = (real.cumsum(dim=1) - 1).clamp(min=0)  # [B, S], counted over real tokens
+        positions = (real.cumsum(dim=1) - 1).clamp(min=0)  # [B, T], counted over real tokens
         x = F.dropout(x, DROPOUT, self.training)
         mask = real[:, None, None, :]
         bias = self.relative_bias(positions, positions)  # one for all layers
@@ -225,7 +225,7 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """The decoder: embedding, 12 layers and a final norm."""
+    """The decoder: the embedding, 12 layers and a final norm."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -235,11 +235,11 @@ class Decoder(nn.Module):
 
     def forward(self, x: Tensor, cache: Cache, memory: Tensor, source_real: Tensor) -> Tensor:
         """Token vectors [B, T, C] -> [B, T, C]."""
-        positions = torch.arange(cache.length + x.shape[1], device=x.device)[None]  # [1, S]
-        queries = positions[:, cache.length :]  # [1, T], those of the tokens that come in
+        keys = torch.arange(cache.length + x.shape[1], device=x.device)[None]  # [1, S]
+        positions = keys[:, cache.length :]  # [1, T], those of the tokens that come in
         x = F.dropout(x, DROPOUT, self.training)
-        mask = positions[:, None, None, :] <= queries[:, None, :, None]  # what came before, and itself
-        bias = self.relative_bias(queries, positions)  # one for all layers
+        mask = keys[:, None, None, :] <= positions[:, None, :, None]  # what came before, and itself
+        bias = self.relative_bias(positions, keys)  # one for all layers
         source_mask = source_real[:, None, None, :]
         for block, store in zip(self.blocks, cache.stores, strict=True):
             x = block(x, mask, bias, memory, source_mask, store)
@@ -247,13 +247,16 @@ class Decoder(nn.Module):
 
 
 class Model(nn.Module):
-    """An encoder and decoder, and a head that gives scores of the vocabulary."""
+    """An encoder and decoder, and a head that gives logits of the vocabulary."""
 
     def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Embedding(VOCAB_SIZE, D_MODEL)  # one table for both texts
         self.encoder = Encoder()
         self.decoder = Decoder()
+        for parameter in self.parameters():
+            if parameter.dim() > 1:
+                nn.init.normal_(parameter, std=0.02)  # Radford et al. 2019
 
     def encode(self, source: Tensor, source_real: Tensor | None = None) -> Tensor:
         """int64 [B, S], and bool [B, S], True = no padding -> what the decoder reads of the source, [B, S, C]."""
@@ -263,41 +266,40 @@ class Model(nn.Module):
     def decode(
         self, tokens: Tensor, memory: Tensor, source_real: Tensor | None = None, cache: Cache | None = None
     ) -> Tensor:
-        """int64 [B, T] after those in the cache, and the encoded source -> scores of the vocabulary, [B, T, V]."""
+        """int64 [B, T] after those in the cache, and the encoded source -> logits of the vocabulary, [B, T, V]."""
         if source_real is None:
             source_real = torch.ones(memory.shape[:2], dtype=torch.bool, device=memory.device)
-        cache = cache or Cache()
+        cache = Cache() if cache is None else cache
         hidden = self.decoder(self.embed(tokens), cache, memory, source_real)
         cache.length += tokens.shape[1]
         # The head's matrix is the embedding's table (Press & Wolf 2017).
         return F.linear(hidden, self.embed.weight) * HEAD_SCALE
 
     def forward(self, tokens: Tensor, source: Tensor, source_real: Tensor | None = None) -> Tensor:
-        """Target int64 [B, T] and source int64 [B, S] -> scores of the vocabulary, [B, T, V]."""
+        """Target int64 [B, T] and source int64 [B, S] -> logits of the vocabulary, [B, T, V]."""
         return self.decode(tokens, self.encode(source, source_real), source_real=source_real)
 
 
 @torch.inference_mode()
-def generate(model: Model, source: list[int], n_tokens: int, temperature: float = 0.0) -> Iterator[int]:
-    """What answers the source, token by token, up to `n_tokens`; at temperature 0 always the likeliest."""
-    memory = model.encode(torch.tensor([source]))
-    cache, new = Cache(), torch.tensor([list(START_IDS)])
+def generate(model: Model, source: Tensor, n_tokens: int, temperature: float = 0.0) -> Iterator[int]:
+    """What answers the source, int64 [1, S], token by token, up to `n_tokens`; at temperature 0 the likeliest."""
+    cache, memory, tokens = Cache(), model.encode(source), source.new_tensor([list(START_IDS)])
     for _ in range(n_tokens):
-        scores = model.decode(new, memory, cache=cache)[0, -1]
-        token = int(torch.multinomial((scores / temperature).softmax(-1), 1) if temperature > 0 else scores.argmax())
-        yield token
-        new = torch.tensor([[token]])
+        logits = model.decode(tokens, memory, cache=cache)[0, -1]
+        token = torch.multinomial((logits / temperature).softmax(-1), 1) if temperature > 0 else logits.argmax()
+        yield int(token)
+        tokens = token.view(1, 1)
 
 
 def load(file: Path) -> Model:
-    """The model with the weights of a safetensors file: a length in eight bytes, a header in JSON, all numbers."""
+    """The model with the weights of a safetensors file: eight bytes of length, a header in JSON, then all numbers."""
     with torch.device("meta"):
         model = Model()
     with file.open("rb") as opened:
         header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
         start = opened.tell()
     header.pop("__metadata__", None)
-    numbers = torch.from_file(str(file), size=file.stat().st_size, dtype=torch.uint8)  # mapped, not copied
+    numbers = torch.from_file(str(file), size=file.stat().st_size, dtype=torch.uint8)  # mapped: float32 is not copied
     weights = {}
     for name, entry in header.items():
         for stored, here in RENAMED:
@@ -313,35 +315,35 @@ def show() -> None:
     model = Model().eval()
     for name, module in model.named_modules():
         if name and (name.count(".") <= 1 or name.endswith("blocks.0")):
-            module.register_forward_hook(lambda module, given, out, name=name: print(f"{name:<24} {list(out.shape)}"))
+            module.register_forward_hook(lambda module, args, out, name=name: print(f"{name:<24} {list(out.shape)}"))
     tokens = torch.randint(VOCAB_SIZE, (1, 16))
     with torch.inference_mode():
-        scores = model(tokens, source=tokens)
-    print(f"{list(tokens.shape)} tokens -> {list(scores.shape)} scores")
+        logits = model(tokens, source=tokens)
+    print(f"{list(tokens.shape)} tokens -> {list(logits.shape)} logits")
     print(f"{sum(parameter.numel() for parameter in model.parameters()):,} parameters")
 
 
 def main() -> None:
     """Reads the command line."""
     parser = argparse.ArgumentParser(description=str(__doc__), formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompt", help="a text to continue; without one a pass with random weights is shown")
-    parser.add_argument(
-        "--checkpoint", type=Path, default=Path(__file__).parent, help="the folder of model.safetensors"
-    )
-    parser.add_argument("--tokens", type=int, default=64, help="how many to add at most")
+    parser.add_argument("--prompt", help="a text to answer; without one a pass with random weights is shown")
+    parser.add_argument("--checkpoint", type=Path, default=Path(__file__).parent, help="a folder of anyformer")
+    parser.add_argument("--max-new-tokens", type=int, default=64, help="how many to add at most")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest token")
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    if given.prompt is None:
+    args = parser.parse_args()
+    if args.prompt is None:
         show()
         return
     from tokenizers import Tokenizer
 
-    torch.manual_seed(given.seed)
-    tokenizer = Tokenizer.from_file(str(given.checkpoint / "tokenizer.json"))
-    model = load(given.checkpoint / "model.safetensors")
-    ids = tokenizer.encode(given.prompt).ids
-    print(tokenizer.decode(list(generate(model, ids, given.tokens, given.temperature))))
+    torch.manual_seed(args.seed)
+    weights, words = args.checkpoint / "model.safetensors", args.checkpoint / "tokenizer.json"
+    if not (weights.exists() and words.exists()):
+        parser.error(f"{args.checkpoint} has no model.safetensors and tokenizer.json: give --checkpoint DIR")
+    model, tokenizer = load(weights), Tokenizer.from_file(str(words))
+    ids = torch.tensor([tokenizer.encode(args.prompt).ids or parser.error("the prompt has no tokens")])
+    print(tokenizer.decode(list(generate(model, ids, args.max_new_tokens, args.temperature))))
 
 
 if __name__ == "__main__":

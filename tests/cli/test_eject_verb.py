@@ -229,7 +229,7 @@ def test_the_file_continues_a_text_as_generate_does(tmp_path):
     run(folder, "--out", tmp_path / "model.py")
     want = load(folder).generate("Once upon", max_new_tokens=24)
     assert len(want) > 8
-    assert python(tmp_path / "model.py", "--prompt", "Once upon", "--tokens", "24") == want + "\n"
+    assert python(tmp_path / "model.py", "--prompt", "Once upon", "--max-new-tokens", "24") == want + "\n"
 
 
 @pytest.mark.slow

@@ -15,10 +15,12 @@ import torch
 
 import anyformer
 from anyformer.errors import UserError
+from anyformer.infer.generation import Generation
 from anyformer.laws.draw import Draw, fresh, longest, outputs
 from anyformer.spec import ModelSpec, SpecError, expand, load_spec
 from anyformer.spec import parts as spec_parts
 from anyformer.spec.part import Activation, Part
+from anyformer.text import Tokenizer
 from anyformer.weights.eject import Surroundings, eject
 from anyformer.weights.eject.format import WIDTH
 from anyformer.weights.eject.known import KNOWN, WORDS
@@ -117,10 +119,15 @@ def test_generation_is_that_of_the_checkpoint():
         n.replace("_norms.before.", "_norm.").replace("embed.token.", "embed."): x for n, x in core.state_dict().items()
     }
     model.load_state_dict(state)
-    assert list(module.generate(model.eval(), [5, 3, 8], 12)) == want[: want.index(want[7])]
+    assert list(module.generate(model.eval(), torch.tensor([[5, 3, 8]]), 12)) == want[: want.index(want[7])]
+    module = run(eject(spec))
     torch.manual_seed(0)
-    warm = list(module.generate(model, [5, 3, 8], 12, temperature=3.0))
-    assert warm != want[: len(warm)]
+    hot = torch.tensor(
+        [next(module.generate(model, torch.tensor([[5, 3, 8]]), 1, temperature=2.0)) for _ in range(400)]
+    )
+    with torch.no_grad():
+        odds = (core(torch.tensor([[5, 3, 8]]))[0, -1] / 2.0).softmax(0)
+    assert abs((hot == odds.argmax()).double().mean() - odds.max()) < 0.1
 
 
 def test_a_llama_is_at_most_250_lines():
@@ -299,3 +306,83 @@ def test_layers_that_repeat_are_said_as_one_would(said, expected):
         f'vocab_size = 31\nd_model = 16\n{said}\nffn = "swiglu"\n[attention]\nn_heads = 2\nposition = "rope"\n'
     )
     assert expected in eject(expand(recipe))
+
+
+def program(text, place, monkeypatch, *words):
+    """The file as a program, in this process."""
+    module = types.ModuleType("ejected")
+    module.__dict__["__file__"] = str(place / "model.py")
+    exec(compile(text, "<ejected>", "exec"), module.__dict__)
+    monkeypatch.setattr(sys, "argv", ["model.py", *words])
+    module.main()
+    return module
+
+
+@pytest.mark.parametrize("name", ["llama-tiny", "bert-base", "t5-small", "deepseek-v2-lite"])
+def test_by_itself_the_file_shows_its_shapes_and_counts_its_parameters(name, tmp_path, monkeypatch, capsys):
+    spec = small(name)
+    program(eject(spec), tmp_path, monkeypatch)
+    shown = capsys.readouterr().out
+    assert f"{sum(p.numel() for p in fresh(spec).parameters()):,} parameters" in shown
+    assert re.search(r"blocks\.0 +\[1, 16, 24\]", shown)
+    with pytest.raises(SystemExit, match="0"):
+        program(eject(spec), tmp_path, monkeypatch, "--help")
+    said = capsys.readouterr().out
+    assert not re.findall(r"\b(?!TEMPERATURE|CHECKPOINT|PROMPT|SEED|MAX_NEW_TOKENS|DIR)[A-Z]{2,}\b", said)
+
+
+def test_a_model_that_is_too_large_is_shown_without_its_weights(tmp_path, monkeypatch, capsys):
+    program(eject(load_spec("llama-3-8b")), tmp_path, monkeypatch)
+    assert re.search(r"head +\[1, 16, 128256\](.|\n)*8,030,261,248 parameters", capsys.readouterr().out)
+    program(eject(load_spec("deepseek-v3")), tmp_path, monkeypatch)
+    shown = capsys.readouterr().out
+    assert "decoder.blocks.60.ffn.router.weight" in shown
+    assert "decoder.blocks.59." not in shown
+
+
+@pytest.mark.parametrize("name", ["bert-base", "t5-small", "gpt2"])
+def test_a_prompt_is_read_with_the_weights_and_the_tokenizer_of_a_folder(name, tmp_path, monkeypatch, capsys):
+    tokenizer = Tokenizer.train("char", ["abcdefghij klmnopq"])
+    spec = small(name)
+    core = fresh(spec, 1).use_backend("reference")
+    generation = Generation(start=(3,)) if name == "t5-small" else None
+    more = {} if generation is None else {"generation": generation}
+    checkpoint = anyformer.Checkpoint(spec, core, tokenizer, **more)
+    checkpoint.save(tmp_path / "it")
+    around = Surroundings(checkpoint="it", start=(3,), words=tokenizer.vocab_size, suffix=len(tokenizer.suffix))
+    words = ("--prompt", "bad cab") if name == "bert-base" else ("--prompt", "bad cab", "--max-new-tokens", "9")
+    module = program(eject(spec, around), tmp_path, monkeypatch, *words)
+    said = capsys.readouterr().out
+    if name == "bert-base":
+        assert "[1, 7, 53] logits" in said
+    else:
+        settings = {"max_new_tokens": 9, "ignore_eos": True}
+        assert said == checkpoint.generate("bad cab", **settings) + "\n"
+    with pytest.raises(SystemExit, match="2"):
+        program(eject(spec, around), tmp_path / "elsewhere", monkeypatch, "--prompt", "a")
+    assert "give --checkpoint DIR" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        program(eject(spec, around), tmp_path, monkeypatch, "--prompt", "")
+    assert "no tokens" in capsys.readouterr().err
+    if name == "gpt2":
+        with pytest.raises(ValueError, match="64 positions"):
+            next(module.generate(module.Model(), torch.zeros(1, 65, dtype=torch.int64), 1))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "t5-small", "modernbert-base", "mixtral-8x7b", "gemma-2-2b"])
+def test_a_fresh_model_begins_near_even_odds_and_every_module_takes_part(name):
+    """Unused modules, or a table of the size of one that is a head as well, would be a bad place to fork from."""
+    module = run(eject(small(name)))
+    torch.manual_seed(0)
+    model = module.Model()
+    called = set()
+    for path, each in model.named_modules():
+        each.register_forward_hook(lambda module, args, out, path=path: called.add(path))
+    tokens = torch.randint(53, (2, 16))
+    logits = model(tokens, source=tokens) if name == "t5-small" else model(tokens)
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
+    assert abs(loss - torch.tensor(53.0).log()) < 0.5
+    loss.backward()
+    silent = [path for path, each in model.named_modules() if path not in called and not list(each.children()) and path]
+    assert not [path for path in silent if "pooler" not in path and "router" not in path]
+    assert all(p.grad is not None for n, p in model.named_parameters() if "pooler" not in n)

@@ -34,8 +34,8 @@ def compose(spec: ModelSpec, choices: Choices) -> tuple[str, Constants]:
     write_embeddings(parts, stacks)
     for each in stacks:
         write_stack(parts, each)
-    if facts.pool:
-        write_pool(parts, facts.pool)
+    if facts.pool or spec.pooler is not None:
+        write_pool(parts, facts.pool or "pooler")
     write_model(parts, model, facts, stacks)
     text = "\n\n".join(parts.sections)
     _note(parts, text)

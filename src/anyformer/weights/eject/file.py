@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import dataclass
+from textwrap import fill
 from typing import Any
 
 from anyformer.planning import parameters
@@ -11,6 +12,7 @@ from anyformer.weights.eject.compose import compose
 from anyformer.weights.eject.constants import Constants
 from anyformer.weights.eject.format import wrapped
 from anyformer.weights.eject.layers import Choices
+from anyformer.weights.eject.parts import plural
 from anyformer.weights.eject.render import render
 from anyformer.weights.eject.uses import Kind, Use
 
@@ -96,7 +98,7 @@ def _with_helpers(spec: ModelSpec, text: str, constants: Constants) -> str:
     if spec.decoder is not None:
         n_layers = constants.name("N_LAYERS", spec.decoder.n_layers, "Decoder")
         text = _piece("nn/cache.py.jinja", constants, {"CACHE_LAYERS": n_layers}) + "\n\n" + text
-    if "exact(" in text:
+    if "upcast(" in text:
         text = _piece("nn/precision.py.jinja", constants) + "\n\n" + text
     return text
 
@@ -190,13 +192,14 @@ def _main(spec: ModelSpec, around: Surroundings, constants: Constants, count: in
     shown = min([16, *(n for n in longest if n is not None)])
     cut = around.suffix > 0 and spec.generates and not both
     flags = {"show": show, "both": both, "generates": spec.generates, "cut": cut}
-    scores = {"language": "scores"}.get(spec.head.kind, "scores") if spec.head is not None else "hidden states"
     texts = {
         "GIGABYTES": f"{count * 4 / 1e9:,.0f}",
-        "SHOWN_SCORES": scores,
+        "SHOWN_SCORES": "hidden states" if spec.head is None else "logits",
+        "PROMPT_HELP": f"a text to {_does(spec)}; without one {_shown(show)} shown",
+        "LAST_LAYER": str(spec.last.n_layers - 1),
         "SHOWN": str(shown),
         ", device=TOKENS_DEVICE": ', device="meta"' if show == "meta" else "",
-        "ENCODED": "tokenizer.encode(given.prompt).ids" + ("[:-SUFFIX_IDS]" if cut else ""),
+        "ENCODED": "tokenizer.encode(args.prompt).ids" + ("[:-SUFFIX_IDS]" if cut else ""),
         "CHECKPOINT_DEFAULT": f"Path(__file__).parent{_beneath(around.checkpoint)}",
     }
     numbers = {"VOCAB_SIZE": spec.vocab_size} | ({"SUFFIX_IDS": around.suffix} if cut else {})
@@ -206,22 +209,46 @@ def _main(spec: ModelSpec, around: Surroundings, constants: Constants, count: in
 def _head(spec: ModelSpec, around: Surroundings, count: int) -> str:
     """What the file says of itself: the model, its size, how it is run, the letters of its shapes."""
     stacks = " and ".join(
-        f"{'an' if name[0] in 'ae' else 'a'} {name} of {stack.n_layers} layers" for name, stack in spec.stacks.items()
+        f"{'an' if name[0] in 'ae' else 'a'} {name} of {plural(stack.n_layers, 'layer')}"
+        for name, stack in spec.stacks.items()
     )
     own, plain = around.checkpoint != ".", f"python {_plain(around.file)}"
     prompt = f'{plain} --prompt "…"' if own else f'{plain} --checkpoint DIR --prompt "…"'
-    does = "continues a text" if spec.generates else "reads a text"
+    does = {"continue": "continues a text", "answer": "answers a text", "read": "reads a text"}[_does(spec)]
     whose = "its checkpoint" if own else "DIR"
-    shown = (
-        "the shapes and the number of its parameters" if _shows(spec, count) == "none" else "a pass: shapes, parameters"
-    )
+    shown = _shown(_shows(spec, count)).rpartition(" ")[0]
     return (
         f'"""{_plain(around.name)}: {stacks}, {count:,} parameters.\n\n'
         f"    {plain:<{len(prompt)}}   {shown}\n"
         f"    {prompt}   {does}, with the weights and tokenizer of {whose}\n\n"
-        "Shapes: B batch, T tokens that come in, S tokens that are seen, H heads of queries, G of keys and values,\n"
-        'D channels of a head, C of the model, F inside a feed-forward network, V words of the vocabulary.\n"""\n'
+        f"{fill(_letters(spec), 116)}\n"
+        '"""\n'
     )
+
+
+def _does(spec: ModelSpec) -> str:
+    """What the file does with a prompt."""
+    return "read" if not spec.generates else "answer" if spec.encoder is not None else "continue"
+
+
+def _shown(show: str) -> str:
+    """What the file shows by itself, and the verb of it."""
+    return "its parameters are" if show == "none" else "a pass with random weights is"
+
+
+def _letters(spec: ModelSpec) -> str:
+    """The letters of the shapes in the file, with what they are."""
+    blocks = [block for stack in spec.stacks.values() for block in stack.blocks]
+    attentions = [a for block in blocks for a in (block.attention, block.cross) if a is not None]
+    said = ["B batch", "T tokens that come in", "S tokens that are seen", "H heads of queries"]
+    if any(a.n_kv_heads != a.n_heads for a in attentions):
+        said.append("G heads of keys and values")
+    said += ["D channels of a head", "Dv of its values", "C channels of the model"]
+    if any(block.ffn.kind == "moe" for block in blocks):
+        said.append("E experts")
+    if isinstance(spec.head, LanguageHead):
+        said.append("V words of the vocabulary")
+    return f"Shapes: {', '.join(said)}."
 
 
 def _plain(name: str) -> str:

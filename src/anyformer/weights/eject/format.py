@@ -21,11 +21,12 @@ def wrapped(text: str) -> str:
 
 
 def tidied(text: str) -> str:
-    """The text without a name for what is returned on the next line."""
-    return _RETURNED.sub(r"\1return \3", text)
+    """The text without a name for what is returned on the next line, and without a constructor that does nothing."""
+    return _IDLE.sub("    def ", _RETURNED.sub(r"\1return \3\4", text))
 
 
-_RETURNED = re.compile(r"^( +)(\w+) = (.+)\n\1return \2$", re.M)
+_RETURNED = re.compile(r"^( +)(\w+) = (.+)\n\1return \2(\.to\(x\.dtype\))?$", re.M)
+_IDLE = re.compile(r"^    def __init__\(self\) -> None:\n        super\(\)\.__init__\(\)\n\n    def ", re.M)
 
 
 def _broken(line: str) -> list[str]:

@@ -81,14 +81,14 @@ class _Task:
 
 _LABELS = {
     "sequence": _Task(
-        "sequence", "ForSequenceClassification", "", "SequenceClassifierOutput", "scores of a row's labels"
+        "sequence", "ForSequenceClassification", "", "SequenceClassifierOutput", "logits of a row's labels"
     ),
-    "token": _Task("token", "ForTokenClassification", "", "TokenClassifierOutput", "scores of each token's labels"),
+    "token": _Task("token", "ForTokenClassification", "", "TokenClassifierOutput", "logits of each token's labels"),
     "span": _Task(
-        "span", "ForQuestionAnswering", "", "QuestionAnsweringModelOutput", "scores as first and last of an answer"
+        "span", "ForQuestionAnswering", "", "QuestionAnsweringModelOutput", "logits as first and last of an answer"
     ),
 }
-_WORDS = "scores of the vocabulary, [B, T, V]"
+_WORDS = "logits of the vocabulary, [B, T, V]"
 _STATES = "hidden states, [B, T, C]"
 
 

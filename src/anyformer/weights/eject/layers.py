@@ -21,7 +21,7 @@ from anyformer.spec.positions import Learned, Sinusoidal
 from anyformer.weights.eject.sublayers import attention, buckets, cross_attention, feed_forward, give_norm, sinusoids
 from anyformer.weights.eject.uses import Use
 
-READS = ("positions", "mask", "bias", "memory", "source_mask", "store")
+READS = ("positions", "keys", "mask", "bias", "memory", "source_mask", "store")
 """What layers may be given beside x, in the order in which they are."""
 TYPES = {
     "positions": "Tensor",
@@ -30,7 +30,7 @@ TYPES = {
     "memory": "Tensor",
     "source_mask": "Tensor",
     "store": "dict[str, Tensor]",
-    "queries": "Tensor",
+    "keys": "Tensor",
     "types": "Tensor",
     "cache": "Cache",
     "prefix": "Tensor",
@@ -109,6 +109,7 @@ def _branch(use: Use, prefix: str, norms: BranchNorms, place: str, choices: Choi
 
 def block(spec: BlockSpec, stack: StackSpec, side: str, d_source: int | None, choices: Choices) -> BlockUse:
     """A layer of a stack."""
+    order = "First" if spec is stack.blocks[0] else "Later"
     c = stack.d_model
     stores = choices.stores if side == "Decoder" else choices.encoder_stores
     padded = side == "Encoder" or choices.padded
@@ -117,6 +118,8 @@ def block(spec: BlockSpec, stack: StackSpec, side: str, d_source: int | None, ch
         assert d_source is not None
         slots["CROSS"] = cross_attention(spec.cross, c, d_source)
     slots["FFN"] = feed_forward(spec.ffn, c, side)
+    for each in slots.values():
+        each.hints = (*each.hints, order)
     use = Use("nn/block.py.jinja", "Block", {}, {"D_MODEL": c})
     branches = {"attention": ("A", spec.norms.attention), "ffn": ("F", spec.norms.ffn)}
     if spec.cross is not None:
@@ -133,7 +136,7 @@ def block(spec: BlockSpec, stack: StackSpec, side: str, d_source: int | None, ch
         name for name in READS if any(name in _reads(slots, place) for place in ("ATTENTION", "CROSS"))
     )
     use.flags |= {f"{place.lower()}_reads": _reads(slots, place) for place in ("ATTENTION", "CROSS")}
-    use.hints = (side, ("Serial", "Parallel")[parallel], _place(spec), ("", "Crossed")[spec.cross is not None])
+    use.hints = (side, ("Serial", "Parallel")[parallel], _place(spec), ("", "Crossed")[spec.cross is not None], order)
     return BlockUse(use, slots)
 
 
@@ -161,7 +164,7 @@ def embedding(stack: StackSpec, vocab_size: int, *, tied: bool) -> tuple[Use | N
     embed: Embed = stack.embed
     reads = []
     if not isinstance(embed.position, NoPosition):
-        reads.append("queries")
+        reads.append("positions")
     if embed.types:
         reads.append("types")
     numbers: dict[str, Any] = {"D_EMBED": stack.d_embed, "EMBED_DROPOUT": embed.dropout}

@@ -35,6 +35,11 @@ def switch(there: object) -> str:
     return str(bool(there))
 
 
+def plural(n: int, word: str) -> str:
+    """A number of things."""
+    return f"{n} {word}{'' if n == 1 else 's'}"
+
+
 def alone(use: Use) -> Kind:
     """The kind of a use that the file has once."""
     (kind,) = grouped([use])

@@ -161,8 +161,8 @@ def _reads(use: Use, spec: Attention, stores: bool) -> tuple[str, ...]:
     flags = use.flags
     placed = flags["rope"] or flags["alibi"] or flags["own_bias"]
     shared = isinstance(spec.position, RelativeBias) and spec.position.shared
-    flags["queries"] = placed
-    wanted = {"positions": placed, "mask": True, "bias": shared, "store": stores}
+    keyed = stores and bool(flags["by_length"] or flags["alibi"] or flags["own_bias"])
+    wanted = {"positions": placed, "keys": keyed, "mask": True, "bias": shared, "store": stores}
     return tuple(name for name, there in wanted.items() if there)
 
 
@@ -209,7 +209,6 @@ def _grouped(spec: Grouped, piece: str, title: str, d_model: int) -> Use:
     normed = qk is not None and not isinstance(qk.norm, NoNorm)
     use.flags |= {
         "grouped": not g_is_h,
-        "multi_query": not g_is_h and spec.n_kv_heads == 1,
         "d_value": not v_is_d,
         "qkv_bias": spec.qkv_bias,
         "out_bias": spec.out_bias,

@@ -17,7 +17,7 @@ def _attend_args(kind: Kind, *, bias: bool) -> str:
     given += ["sink=self.sink"] if attend.flags["sink"] else []
     if attend.kind.number("DROPOUT").any:
         own = kind.number("ATTENTION_DROPOUT").any
-        given.append("dropout=ATTENTION_DROPOUT * self.training" if own else "dropout=0.0")
+        given.append("dropout=ATTENTION_DROPOUT if self.training else 0.0" if own else "dropout=0.0")
     return ", ".join(given)
 
 
@@ -45,6 +45,8 @@ def write_attentions(parts: Parts, uses: Sequence[Use]) -> None:
             one |= {" * (D_NOPE + D_ROPE)": " * D_NOPE", "D_NOPE + D_ROPE": "D_NOPE", "KV_RANK + D_ROPE": "KV_RANK"}
         return {
             "ATTENTION_NAME": kind.name,
+            "ATTENTION_DOC": _attention_doc(kind),
+            "KEYS": "keys" if "keys" in reads else "positions",
             "QKV_BIAS": switch(flags.get("qkv_bias")),
             "LATENT_BIAS": switch(flags.get("latent_bias")),
             "OUT_BIAS": switch(flags["out_bias"]),
@@ -70,6 +72,15 @@ def write_attentions(parts: Parts, uses: Sequence[Use]) -> None:
             parts.choices.rename("q_norm.norm.", "q_norm.")
             parts.choices.rename("k_norm.norm.", "k_norm.")
     parts.render(kinds, texts, calls)
+
+
+def _attention_doc(kind: Kind) -> str:
+    """One line on how heads share keys and values."""
+    if not kind.first.flags.get("grouped"):
+        return "Multi-head attention (Vaswani et al. 2017, section 3.2.2)."
+    if kind.number("N_KV_HEADS").values == [1] * len(kind.uses):
+        return "Multi-query attention (Shazeer 2019): all query heads share one head of keys and values."
+    return "Grouped-query attention (Ainslie et al. 2023): H query heads share G heads of keys and values."
 
 
 def _dropped(kind: Kind, rate: str) -> Call:
@@ -111,7 +122,7 @@ def _network_texts(kind: Kind) -> dict[str, str]:
         "ACTIVATION_NAME": said,
         "FFN_BIAS": switch(flags["bias"]),
         "ROUTER_BIAS": switch(flags.get("router_bias")),
-        "LOGITS_BIAS": "exact(self.router.bias)" if flags.get("router_bias") else "",
+        "LOGITS_BIAS": "upcast(self.router.bias)" if flags.get("router_bias") else "",
         **{
             f"{word.upper()}_BIAS": f"self.{word}_bias[expert]" if flags["bias"] else ""
             for word in ("up", "gate", "down")
@@ -196,17 +207,25 @@ def _branch_calls(flags: Mapping[str, Any]) -> dict[str, Call]:
     return calls
 
 
+_NORMED = ("before", "after", "residual")
+_NORMED_SAID = {
+    ("before",): "a norm before each (Xiong et al. 2020)",
+    ("residual",): "a norm on each sum (Vaswani et al. 2017)",
+    ("before", "after"): "a norm before and after each",
+    ("after",): "a norm after each",
+    (): "without norms",
+}
+"""Where norms stand around a branch, in words."""
+
+
 def _block_doc(flags: Mapping[str, Any]) -> str:
     """One line on the wiring and on where the norms are."""
+    branches = [branch for branch in ("attention", "cross", "ffn") if f"{branch}_before" in flags]
+    scaled = not all(flags[f"{branch}_{key}_is_1"] for branch in branches for key in ("alpha", "beta"))
+    deep = "\n\n    The sums are weighted (Wang et al. 2022).\n    " if scaled else ""
     if flags["parallel"]:
-        return "Attention and feed-forward side by side on one input (Wang & Komatsuzaki 2021)."
-    slots = {slot for slot in ("before", "after", "residual") if flags[f"ffn_{slot}"]}
-    said = {
-        frozenset({"before"}): "a norm before each (Xiong et al. 2020)",
-        frozenset({"residual"}): "a norm on each sum (Vaswani et al. 2017)",
-        frozenset({"before", "after"}): "norms before and after each",
-        frozenset({"after"}): "a norm after each",
-        frozenset(): "no norms",
-    }.get(frozenset(slots), "norms around each")
+        return f"Attention and feed-forward side by side (Wang & Komatsuzaki 2021).{deep}"
+    places = {tuple(slot for slot in _NORMED if flags[f"{branch}_{slot}"]) for branch in branches}
+    said = _NORMED_SAID.get(next(iter(places)), "with norms") if len(places) == 1 else "with norms"
     third = ", cross-attention" if flags["cross"] else ""
-    return f"Attention{third} and feed-forward, each added to x, {said}."
+    return f"Attention{third} and feed-forward, each added to x, {said}.{deep}"

@@ -36,7 +36,10 @@ def _leaf_texts(kind: Kind) -> dict[str, str]:
             many = kind.number("PER_HEAD").any
             gain = "" if not flags["weight"] else " * (1 + self.weight)" if flags["offset"] else " * self.weight"
             bare = {"return (normed * GAIN).to": "return normed.to"} if not flags["weight"] else {}
+            said = "" if not flags["weight"] else " · (1 + weight)" if flags["offset"] else " · weight"
+            said += " + bias" if flags["bias"] else ""
             return bare | {
+                "GAIN_SAID": said,
                 "NORM_NAME": kind.name,
                 "SHAPE_READ": "*shape" if many else "width",
                 "SHAPE": "" if flags["shapeless"] else "*shape: int" if many else "width: int",
@@ -69,7 +72,7 @@ def _attend_texts(kind: Kind) -> dict[str, str]:
     params += ["dropout: float"] if kind.number("DROPOUT").any else []
     late = ["bias: Tensor | None = None"] if bias.some else []
     scale = {"default": " * q.shape[-1] ** -0.5", "one": "", "given": " * SCALE"}[str(flags["scale"])]
-    scores = {"default": "q·kᵀ / √D", "one": "q·kᵀ", "given": "scale · q·kᵀ"}[str(flags["scale"])]
+    scores = {"default": "q·kᵀ / √D", "one": "q·kᵀ, without 1/√D", "given": "scale · q·kᵀ"}[str(flags["scale"])]
     return {
         "ATTEND_NAME": kind.name,
         "ATTEND_PARAMS, PARAMS": ", ".join([*params, "PARAMS", *late]),

@@ -30,7 +30,7 @@ def write_model(parts: Parts, use: Use, facts: HeadFacts, stacks: Sequence[Stack
         "decoder": decoder is not None,
         "table": tied_tables,
         "pooler": spec.pooler is not None,
-        "head": "tied" if facts.how == "tied" else facts.how,
+        "head": facts.how,
         "padded": "real" in last.takes and decoder is not None,
         "types": "types" in last.takes,
         "prefix": "prefix" in last.takes,
@@ -74,8 +74,15 @@ def write_model(parts: Parts, use: Use, facts: HeadFacts, stacks: Sequence[Stack
         texts[" * HEAD_SCALE"] = ""
     if "D_EMBED" not in use.numbers:
         texts["D_EMBED"] = "D_MODEL"
+    body = "".join(parts.sections)
+    per_head = "*shape" in body
+    use.flags["biases"] = "bias=True" in body or "bias = nn.Parameter" in body or bool(use.flags.get("head_bias"))
+    texts["for name, parameter in self.named_parameters()"] = "for name, parameter in self.named_parameters()"
+    texts["MATRIX"] = 'parameter.dim() > 1 and "norm" not in name' if per_head else "parameter.dim() > 1"
+    if not (per_head or use.flags["biases"]):
+        texts["for name, parameter in self.named_parameters()"] = "for parameter in self.parameters()"
     kind = alone(use)
-    calls = {"ACT": ACTIVATIONS[pooler.activation]} if facts.pool == "pooler" else {}
+    calls = {"ACT": ACTIVATIONS[pooler.activation]} if spec.pooler is not None else {}
     parts.render([kind], lambda _: texts, lambda _: calls)
 
 
@@ -85,10 +92,10 @@ def _width(spec: ModelSpec) -> tuple[str, str]:
     if own is None:
         return "hidden states", "[B, T, C]"
     return {
-        "language": ("scores of the vocabulary", "[B, T, V]"),
-        "sequence": ("scores of each row's labels", "[B, labels]"),
-        "token": ("scores of each token's labels", "[B, T, labels]"),
-        "span": ("scores as first and last of an answer", "[B, T, 2]"),
+        "language": ("logits of the vocabulary", "[B, T, V]"),
+        "sequence": ("logits of each row's labels", "[B, labels]"),
+        "token": ("logits of each token's labels", "[B, T, labels]"),
+        "span": ("logits as first and last of an answer", "[B, T, 2]"),
     }[own.kind]
 
 
@@ -105,7 +112,7 @@ def _table(spec: ModelSpec, stacks: Mapping[str, StackUse]) -> str:
 def _head(parts: Parts, kind: Kind) -> None:
     flags = kind.first.flags
     texts = {
-        "HEAD_DOC": "Scores over the vocabulary" + (", of transformed states." if flags["transform"] else "."),
+        "HEAD_DOC": "Logits of the vocabulary" + (", of transformed states." if flags["transform"] else "."),
         "TRANSFORM_BIAS": switch(flags.get("transform_bias")),
         **({} if "D_TRANSFORM" in kind.first.numbers else {"D_TRANSFORM": "D_MODEL"}),
         "HEAD_TABLE": "table" if flags["tied"] else "self.weight",

@@ -7,7 +7,7 @@ from typing import Any
 from anyformer.spec.parts import StackSpec
 from anyformer.weights.eject.constants import Constants, Raw
 from anyformer.weights.eject.layers import TYPES, BlockUse, StackUse, owners
-from anyformer.weights.eject.parts import Parts, alone, arguments, call_of, switch
+from anyformer.weights.eject.parts import Parts, alone, arguments, call_of, plural, switch
 from anyformer.weights.eject.pattern import layers_text, tuple_text
 from anyformer.weights.eject.uses import Kind, Use, grouped, name_kinds
 
@@ -44,17 +44,14 @@ def write_embeddings(parts: Parts, stacks: Sequence[StackUse]) -> None:
 
 
 def _embed_doc(flags: Mapping[str, Any]) -> str:
+    """What is added up, normed and projected."""
     said = ["scaled token vectors" if flags["scaled"] else "token vectors"]
-    if flags["position"] != "none":
-        said.append("positions")
-    if flags["types"]:
-        said.append("token types")
+    said += ["positions"] if flags["position"] != "none" else []
+    said += ["token types"] if flags["types"] else []
     text = " + ".join(said)
-    return (
-        (f"The norm of {text}." if flags["norm"] else f"{text.capitalize()}.")
-        if len(said) > 1 or flags["norm"]
-        else "Token vectors."
-    )
+    text = f"the norm of {text}" if flags["norm"] else text
+    text += ", projected to the width of the model" if flags["factor"] else ""
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def _layer(block: BlockUse, constants: Constants) -> str:
@@ -74,22 +71,20 @@ def write_stack(parts: Parts, each: StackUse) -> None:
     tied = not flags["own_table"]
     each.use.numbers["VOCAB_SIZE"] = parts.spec.vocab_size
     first = "x" if tied else "tokens"
-    where_queried = "queries" if side == "Decoder" else "positions"
-    given = [first, *(where_queried if name == "queries" else name for name in each.embed_reads)]
+    given = [first, *each.embed_reads]
     embedded = f"self.embed({', '.join(given)})" if not (tied and each.embed is None) else ""
     if each.embed is None and own.embed.dropout:
         each.use.numbers["EMBED_DROPOUT"] = own.embed.dropout
         embedded = f"F.dropout({embedded or first}, EMBED_DROPOUT, self.training)"
     masks = _Masks(parts, each)
-    where = bool({"positions", "bias"} & set(each.reads)) or masks.positioned or "queries" in each.embed_reads
-    queries = masks.positioned or "queries" in each.embed_reads or bool(flags["shared_bias"])
-    flags |= {"where": where, "queries": queries, "masks": masks.how}
+    where = bool({"positions", "bias"} & set(each.reads)) or masks.positioned or "positions" in each.embed_reads
+    flags |= {"where": where, "masks": masks.how}
     reads = [
         "mask" if name == "mask" and masks.how == "one" else masks.text if name == "mask" else name
         for name in each.reads
     ]
     if side == "Encoder":
-        reads = ["{}" if name == "store" else name for name in reads]
+        reads = [{"store": "{}", "keys": "positions"}.get(name, name) for name in reads]
     loop, owner = _loop(parts, each, masks)
     texts = {
         "STACK_NAME": side,
@@ -99,7 +94,7 @@ def write_stack(parts: Parts, each: StackUse) -> None:
         "STACK_INPUT": f"{first}: Tensor",
         "STACK_PARAMS": ", ".join(f"{name}: {TYPES[name]}" for name in each.takes),
         "FIRST": first,
-        "QUERIES": where_queried,
+        "KEYS": "keys" if side == "Decoder" else "positions",
         "= MASK\n": f"= {masks.text}\n",
         "STACK_READS": ", ".join(reads),
         "LOOP": loop,
@@ -115,8 +110,9 @@ def write_stack(parts: Parts, each: StackUse) -> None:
 
 
 def _stack_doc(spec: StackSpec, side: str) -> str:
-    norm = " and a final norm" if spec.final_norm.kind != "none" else ""
-    return f"The {side.lower()}: embedding, {spec.n_layers} layers{norm}."
+    said = ["the embedding", plural(spec.n_layers, "layer")]
+    said += ["a final norm"] if spec.final_norm.kind != "none" else []
+    return f"The {side.lower()}: {', '.join(said[:-1])} and {said[-1]}."
 
 
 def _blocks_text(parts: Parts, each: StackUse) -> str:
@@ -206,12 +202,12 @@ class _Masks:
         self.columns: list[tuple[str, str]] = []
         self.positioned = first is not None or each.use.title == "Decoder"
         if first is None:
-            causal = "positions[:, None, None, :] <= queries[:, None, :, None]  # what came before, and itself"
+            causal = "keys[:, None, None, :] <= positions[:, None, :, None]  # what came before, and itself"
             self.how, self.text = "one", causal if self.positioned else "real[:, None, None, :]"
             return
         assert first.kind is not None
         kind = first.kind
-        given = ["queries" if each.use.title == "Decoder" else "positions", "positions"]
+        given = ["positions", "keys" if each.use.title == "Decoder" else "positions"]
         given += ["real"] if first.flags["real"] else []
         if first.flags["prefix"]:
             given.append(self._column(parts, each, "prefixed", each.prefixed, "prefix", "prefix * prefixed"))
