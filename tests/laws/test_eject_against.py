@@ -253,3 +253,19 @@ def test_what_is_no_number_differs_without_a_fault(file):
     found = compare(RECIPE, file(RECIPE, ("F.silu(", "torch.log(")))
     assert found.first.name == "decoder.blocks.0.ffn.down"
     assert found.first.error == math.inf
+
+
+def test_parameters_that_an_edit_adds_keep_what_the_file_makes_of_them(file):
+    """A second norm of ones is no identity: the first site after it differs, and its weights are named."""
+    edited = file(
+        RECIPE,
+        (
+            "        self.ffn = FeedForward()\n",
+            "        self.ffn = FeedForward()\n        self.second_norm = RMSNorm(D_MODEL)\n",
+        ),
+        ("self.ffn(self.ffn_norm(x))", "self.second_norm(self.ffn(self.ffn_norm(x)))"),
+    )
+    found = compare(RECIPE, edited)
+    assert found.first.name == "decoder.blocks.0"
+    assert found.new[0] == "decoder.blocks.0.second_norm.weight"
+    assert "not in the checkpoint" in found.lines()[-1]

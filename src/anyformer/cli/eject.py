@@ -97,7 +97,8 @@ def _checkpoint(source: str, found: Path, target: Path | None, *, force: bool) -
             shown.update(f"writing {folder}")
             checkpoint.save(folder)
     if folder != found:
-        typer.echo(f"{folder}: the weights as the file reads them", err=True)
+        size = sum(each.stat().st_size for each in folder.rglob("*") if each.is_file())
+        typer.echo(f"{folder}: the weights as the file reads them, {size / 1e6:,.0f} MB", err=True)
     if checkpoint.tokenizer is None:
         typer.echo("the checkpoint has no tokenizer, so that --prompt cannot be read", err=True)
     return checkpoint.spec, _surroundings(checkpoint, _name(source), folder, target)

@@ -71,6 +71,7 @@ class Comparison:
             rows and with a cache.
         core_alone: sites of the core that an unedited file has too, and this one does not.
         file_alone: sites of the file that neither the core nor an unedited file has.
+        new: parameters of the file that the checkpoint has not, which are as its `Model()` made them.
     """
 
     subject: str
@@ -81,6 +82,7 @@ class Comparison:
     sites: tuple[Site, ...]
     core_alone: tuple[str, ...]
     file_alone: tuple[str, ...]
+    new: tuple[str, ...] = ()
 
     @property
     def holds(self) -> bool:
@@ -135,6 +137,9 @@ class Comparison:
             if names:
                 said = ", ".join(names[:SHOWN]) + (", …" if len(names) > SHOWN else "")
                 lines.append(f"of {whose} without a partner, {len(names)}: {said}")
+        if self.new:
+            said = ", ".join(self.new[:SHOWN]) + (", …" if len(self.new) > SHOWN else "")
+            lines.append(f"not in the checkpoint, and as Model() made them, {len(self.new)}: {said}")
         return lines
 
 
@@ -192,6 +197,7 @@ def _compare(model: Model, file: Ejected, path: Path, seed: int, subject: str, d
         tuple(sites),
         tuple(name for name in ours if name in shared and name not in theirs),
         tuple(name for name in theirs if name not in ours and name not in unedited),
+        tuple(sorted(file.model.state_dict().keys() - {file.here(name) for name in core.state_dict()})),
     )
 
 
@@ -249,18 +255,21 @@ def _filled(module: ModuleType, model: Model, path: Path) -> Ejected:
         got = "nothing of that name" if made is None else "something else of that name"
         raise UserError("the file has no model", where=path, got=got, expected="a class Model, an nn.Module")
     _require_pairs(module, path)
-    with running(path, "builds its Model"):
+    with running(path, "builds its Model"), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
         file = Ejected(module, module.Model())
     weights = {file.here(name): x for name, x in dequantised_state(model).items()}
     places = file.model.state_dict()
     unplaced, unfilled = weights.keys() - places.keys(), places.keys() - weights.keys()
     wrong = [name for name in weights if name in places and weights[name].shape != places[name].shape]
-    said = [f"{what}: {_some(names)}" for what, names in _misfits(unplaced, unfilled) if names]
+    # Parameters that an edit adds keep what they are; one that is missing beside them may be one that was renamed.
+    lost = unplaced | set(wrong)
+    said = [f"{what}: {_some(names)}" for what, names in _misfits(unplaced, unfilled) if names and lost]
     said += [f"{n} is {list(places[n].shape)}, and {list(weights[n].shape)} in the checkpoint" for n in wrong[:3]]
     if said:
         remedy = "its parameters keep their names and shapes, or RENAMED says what they are called in the checkpoint"
         raise UserError("the weights do not fit the file's Model", where=path, got="; ".join(said), remedy=remedy)
-    file.model.to(torch.promote_types(dtype_of(model), torch.float32)).load_state_dict(weights)
+    file.model.to(torch.promote_types(dtype_of(model), torch.float32)).load_state_dict(weights, strict=False)
     file.model.eval()
     return file
 
