@@ -28,8 +28,6 @@ MAX_DISTANCE = 128
 HEAD_SCALE = 0.03608439182435161  # 1 / √C
 NORM_EPS = 1e-06
 DROPOUT = 0.1
-TWO_SIDED = True
-DECODER_TWO_SIDED = False
 START_IDS = (0,)  # what a reply begins with
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 RENAMED = (("_norms.before.", "_norm."), ("encoder.embed.token.", "embed."))  # stored names, and ours
@@ -209,7 +207,7 @@ class Encoder(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.relative_bias = RelativeBias(two_sided=TWO_SIDED)
+        self.relative_bias = RelativeBias(two_sided=True)
         self.blocks = nn.ModuleList(EncoderBlock() for _ in range(N_LAYERS))
         self.final_norm = RMSNorm(D_MODEL)
 
@@ -229,7 +227,7 @@ class Decoder(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.relative_bias = RelativeBias(two_sided=DECODER_TWO_SIDED)
+        self.relative_bias = RelativeBias(two_sided=False)
         self.blocks = nn.ModuleList(DecoderBlock() for _ in range(N_LAYERS))
         self.final_norm = RMSNorm(D_MODEL)
 

@@ -107,10 +107,12 @@ def _with_numbers(draft: str, kind: Kind, numbers: Mapping[str, Number], constan
     needed = [name for name in dict.fromkeys(_NAME.findall(draft)) if name in numbers]
     fields = tuple(name for name in needed if numbers[name].varies)
     kind.fields = fields
-    names = {
-        name: name.lower() if name in fields else constants.name(name, numbers[name].values[0], kind.name)
-        for name in needed
-    }
+    names = {}
+    for name in needed:
+        value = numbers[name].values[0]
+        plain = value is None or isinstance(value, bool)
+        constant = str(value) if plain else constants.name(name, value, kind.name)
+        names[name] = name.lower() if name in fields else constant
     params = ", ".join(f"{name.lower()}: {numbers[name].type}" for name in fields)
     first, rest = _at_first_use(draft) if is_class else (draft, "")
     stored = [name for name in fields if name in _NAME.findall(rest)]
