@@ -224,6 +224,7 @@ def python(file, *words):
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_file_continues_a_text_as_generate_does(tmp_path):
     folder = saved(tmp_path / "mine")
     run(folder, "--out", tmp_path / "model.py")

@@ -17,6 +17,7 @@ import anyformer
 from anyformer.errors import UserError
 from anyformer.infer.generation import Generation
 from anyformer.laws.draw import Draw, fresh, longest, outputs
+from anyformer.laws.space import sample
 from anyformer.spec import ModelSpec, SpecError, expand, load_spec
 from anyformer.spec import parts as spec_parts
 from anyformer.spec.part import Activation, Part
@@ -24,6 +25,7 @@ from anyformer.text import Tokenizer
 from anyformer.weights.eject import Surroundings, eject
 from anyformer.weights.eject.format import WIDTH
 from anyformer.weights.eject.known import KNOWN, WORDS
+from anyformer.weights.eject.pattern import tuple_text
 
 RECIPES = sorted(path.stem for path in Path(anyformer.__file__).parent.glob("recipes/*.toml") if path.stem != "demo")
 SMALL = {"vocab_size": 53, "d_model": 24, "max_positions": 64, "d_ff": 20, "window": 5, "q_rank": 9, "kv_rank": 7}
@@ -123,11 +125,11 @@ def test_generation_is_that_of_the_checkpoint():
     module = run(eject(spec))
     torch.manual_seed(0)
     hot = torch.tensor(
-        [next(module.generate(model, torch.tensor([[5, 3, 8]]), 1, temperature=2.0)) for _ in range(400)]
+        [next(module.generate(model, torch.tensor([[5, 3, 8]]), 1, temperature=2.0)) for _ in range(150)]
     )
     with torch.no_grad():
         odds = (core(torch.tensor([[5, 3, 8]]))[0, -1] / 2.0).softmax(0)
-    assert abs((hot == odds.argmax()).double().mean() - odds.max()) < 0.1
+    assert abs((hot == odds.argmax()).double().mean() - odds.max()) < 0.15
 
 
 def test_a_llama_is_at_most_250_lines():
@@ -331,6 +333,7 @@ def test_by_itself_the_file_shows_its_shapes_and_counts_its_parameters(name, tmp
     assert not re.findall(r"\b(?!TEMPERATURE|CHECKPOINT|PROMPT|SEED|MAX_NEW_TOKENS|DIR)[A-Z]{2,}\b", said)
 
 
+@pytest.mark.slow
 def test_a_model_that_is_too_large_is_shown_without_its_weights(tmp_path, monkeypatch, capsys):
     program(eject(load_spec("llama-3-8b")), tmp_path, monkeypatch)
     assert re.search(r"head +\[1, 16, 128256\](.|\n)*8,030,261,248 parameters", capsys.readouterr().out)
@@ -386,3 +389,35 @@ def test_a_fresh_model_begins_near_even_odds_and_every_module_takes_part(name):
     silent = [path for path, each in model.named_modules() if path not in called and not list(each.children()) and path]
     assert not [path for path in silent if "pooler" not in path and "router" not in path]
     assert all(p.grad is not None for n, p in model.named_parameters() if "pooler" not in n)
+
+
+def test_numbers_of_one_name_in_two_parts_of_a_layer_stay_apart():
+    """Heads of attention and of cross-attention that vary each in its own way, and lists that alternate."""
+    table = load_spec("t5-small").model_dump(mode="json") | {"vocab_size": 31}
+    for stack in ("encoder", "decoder"):
+        table[stack] |= {"d_model": 24, "blocks": table[stack]["blocks"][:4]}
+    for layer, heads in enumerate((2, 4, 2, 4)):
+        block = table["decoder"]["blocks"][layer] = dict(table["decoder"]["blocks"][layer])
+        block["attention"] = block["attention"] | {"n_heads": heads, "n_kv_heads": heads, "position": {"kind": "none"}}
+        block["cross"] = block["cross"] | {"n_heads": 6 - heads, "n_kv_heads": 6 - heads}
+    spec = ModelSpec.model_validate(table, strict=False)
+    core, _, model = beside(spec, "float64")
+    inputs = Draw(core, 0).inputs(2, 9)
+    with torch.no_grad():
+        torch.testing.assert_close(model(**inputs), outputs(core, inputs), rtol=1e-10, atol=1e-10)
+
+
+def test_lists_of_numbers_that_alternate_from_layer_to_layer_are_written_as_they_are():
+    assert eval(tuple_text([(1.0, 2.0), (3.0, 4.0)] * 3)) == ((1.0, 2.0), (3.0, 4.0)) * 3
+    assert eval(tuple_text([None, 4, None, 4, None])) == (None, 4, None, 4, None)
+    assert eval(tuple_text([(1.0,)] * 3 + [(2.0,)] * 4)) == ((1.0,),) * 3 + ((2.0,),) * 4
+    assert eval(tuple_text([((1.0, 2.0),)[0]] * 2 + [(5.0, 6.0)])) == ((1.0, 2.0), (1.0, 2.0), (5.0, 6.0))
+
+
+@pytest.mark.parametrize("seed", [0, 4, 6, 15, 24, 43])
+def test_half_precision_runs_through_norms_without_weights(seed):
+    spec = expand(sample(seed))
+    model = run(eject(spec)).Model().bfloat16().eval()
+    inputs = Draw(fresh(spec), seed).inputs(2, 5)
+    with torch.no_grad():
+        assert model(**inputs).dtype == torch.bfloat16

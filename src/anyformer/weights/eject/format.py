@@ -22,10 +22,14 @@ def wrapped(text: str) -> str:
 
 def tidied(text: str) -> str:
     """The text without a name for what is returned on the next line, and without a constructor that does nothing."""
-    return _IDLE.sub("    def ", _RETURNED.sub(r"\1return \3\4", text))
+    text = _RETURNED.sub(r"\1return \3", text)
+    return _IDLE.sub("    def ", _CAST.sub(r"\1return \3\4", text))
 
 
-_RETURNED = re.compile(r"^( +)(\w+) = (.+)\n\1return \2(\.to\(x\.dtype\))?$", re.M)
+_RETURNED = re.compile(r"^( +)(\w+) = (.+)\n\1return \2$", re.M)
+# A call alone: of a sum or a product the method would bind to the last part.
+_CALLED = r"torch\.\w+\((?:[^()]|\([^()]*\))*\)"
+_CAST = re.compile(rf"^( +)(\w+) = ({_CALLED})\n\1return \2(\.to\(x\.dtype\))$", re.M)
 _IDLE = re.compile(r"^    def __init__\(self\) -> None:\n        super\(\)\.__init__\(\)\n\n    def ", re.M)
 
 

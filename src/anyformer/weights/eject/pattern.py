@@ -35,7 +35,7 @@ def tuple_text(values: Sequence[Any]) -> str:
     if len(counted) <= 3 or not size:
         return plain(values) if len(counted) <= 3 else literal(tuple(values))
     times, rest = divmod(len(values), size)
-    inner = plain(values[:size]) if len(runs(values[:size])) < size else literal(tuple(values[:size])).strip("()")
+    inner = plain(values[:size]) if len(runs(values[:size])) < size else literal(tuple(values[:size]))[1:-1]
     body = f"{times} * ({inner})"
     return f"{body} + {plain(values[:rest])}" if rest else body
 

@@ -184,8 +184,10 @@ def _call_with(
         if all(value == values[0] for value in values):
             said.append(argument)
             continue
-        columns[word] = parts.constants.name(_plural(name), Raw(tuple_text(values)), each.use.title)
-        said.append(f"{word}={word}")
+        listed = parts.constants.name(_plural(name), Raw(tuple_text(values)), each.use.title)
+        own = word if columns.get(word, listed) == listed else f"{kind.name.lower()}_{word}"
+        columns[own] = listed
+        said.append(f"{word}={own}")
     return f"{kind.name}({', '.join(said)})"
 
 
