@@ -328,6 +328,7 @@ def test_convert_says_why_and_load_spec_reads_the_folder(tmp_path):
         ({"renamed": [["a"]]}, "pairs of names"),
         ({"renamed": [["", "x"]]}, "pairs of names"),
         ({"renamed": [["decoder.", "x."]]}, "weights lack"),
+        ({"renamed": [["e", "eeee"]] * 40}, "without end"),
         ({"architectures": []}, "one class"),
     ],
 )

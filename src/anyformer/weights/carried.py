@@ -17,6 +17,8 @@ from anyformer.spec.stored import from_json
 
 MODEL_TYPE = "anyformer"
 _SPEC, _RENAMED = "spec", "renamed"
+_LONGEST = 1000
+"""Far beyond any parameter's name; pairs that lengthen what they made before would fill the memory."""
 Renamed = tuple[tuple[str, str], ...]
 """Pairs (stored, here): a core's name becomes the code's where each is replaced, one pair after another."""
 
@@ -69,6 +71,9 @@ def family_of(spec: ModelSpec, renamed: Renamed, model: str) -> Family:
 def _here(name: str, renamed: Iterable[tuple[str, str]]) -> str:
     for stored, here in renamed:
         name = name.replace(stored, here)
+        if len(name) > _LONGEST:
+            what = "renaming makes names without end"
+            raise UserError(what, where=_RENAMED, got=f"{name[:40]}…", expected=f"names of at most {_LONGEST} characters")
     return name
 
 
