@@ -73,7 +73,9 @@ def _here(name: str, renamed: Iterable[tuple[str, str]]) -> str:
         name = name.replace(stored, here)
         if len(name) > _LONGEST:
             what = "renaming makes names without end"
-            raise UserError(what, where=_RENAMED, got=f"{name[:40]}…", expected=f"names of at most {_LONGEST} characters")
+            raise UserError(
+                what, where=_RENAMED, got=f"{name[:40]}…", expected=f"names of at most {_LONGEST} characters"
+            )
     return name
 
 
