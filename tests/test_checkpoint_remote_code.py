@@ -327,6 +327,8 @@ def test_convert_says_why_and_load_spec_reads_the_folder(tmp_path):
         ({"spec": {"format_version": 99}}, "newer"),
         ({"renamed": [["a"]]}, "pairs of names"),
         ({"renamed": [["", "x"]]}, "pairs of names"),
+        ({"renamed": [["blocks", "{i}{j}"]]}, "pairs of names"),
+        ({"renamed": [["q", "{i!r:>9999999999}"]]}, "pairs of names"),
         ({"renamed": [["decoder.", "x."]]}, "weights lack"),
         ({"renamed": [["e", "eeee"]] * 40}, "without end"),
         ({"architectures": []}, "one class"),

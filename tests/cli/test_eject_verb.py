@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from anyformer.checkpoint import Checkpoint, load
 from anyformer.cli.eject import eject
+from anyformer.cli.eject import eject as command
 from anyformer.errors import UserError
 from anyformer.infer import Generation
 from anyformer.nn.model import build
@@ -240,3 +241,26 @@ def test_the_file_by_itself_shows_a_forward_pass(tmp_path):
     said = python(tmp_path / "model.py")
     assert "257]" in said
     assert f"{sum(p.numel() for p in load(folder).model.parameters()):,} parameters" in said
+
+
+def test_what_a_file_is_made_from_is_never_replaced(tmp_path):
+    import anyformer as af
+    from anyformer.errors import UserError
+
+    spec = af.load_spec("llama-tiny", ["d_model=24", "attention.n_heads=2", "attention.n_kv_heads=1", "vocab_size=31"])
+    made = af.Checkpoint(spec, af.build(spec, seed=0))
+    hf, own = made.save(tmp_path / "m-checkpoint", format="hf"), made.save(tmp_path / "own")
+    (tmp_path / "d").mkdir()
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for source, out in (
+        (hf, tmp_path / "m.py"),
+        (hf, tmp_path / "d" / ".." / "m.py"),
+        (hf, hf / "config.json"),
+        (own, own / "model.safetensors"),
+        (own, own / "spec.json"),
+    ):
+        with pytest.raises(UserError, match="take the place"):
+            command(str(source), out=str(out), force=True)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    command(str(own), out=str(own / "model.py"), force=True)
+    assert (own / "model.py").exists()

@@ -421,3 +421,31 @@ def test_half_precision_runs_through_norms_without_weights(seed):
     inputs = Draw(fresh(spec), seed).inputs(2, 5)
     with torch.no_grad():
         assert model(**inputs).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("groups", [None, {"n_groups": 4, "top_groups": 2, "score": "top2"}])
+def test_equal_scores_of_experts_go_to_the_lower_number_as_in_the_core(groups):
+    table = small("deepseek-v3").model_dump(mode="json")
+    for block in table["decoder"]["blocks"]:
+        if block["ffn"]["kind"] == "moe":
+            block["ffn"]["groups"] = groups
+    spec = ModelSpec.model_validate(table, strict=False)
+    core, _, model = beside(spec, "float64")
+    with torch.no_grad():
+        for each in (core, model):
+            for name, value in (*each.named_parameters(), *each.named_buffers()):
+                if "router" in name or "choice_bias" in name:
+                    value.zero_()
+        tokens = torch.randint(53, (2, 9))
+        torch.testing.assert_close(model(tokens), core(tokens), rtol=1e-10, atol=1e-10)
+
+
+def test_the_offset_of_a_norm_is_added_in_float32():
+    module = run(eject(small("gemma-2-2b")))
+    norm = module.RMSNorm(24)
+    torch.nn.init.normal_(norm.weight, std=0.1)
+    norm.bfloat16()
+    x = torch.randn(3, 24).bfloat16()
+    wide = x.float()
+    want = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6) * (1 + norm.weight.float())
+    assert torch.equal(norm(x), want.bfloat16())

@@ -43,6 +43,8 @@ def eject(
 
     target = None if out == "-" else _free(Path(out), force=force)
     meant = described(source)
+    if target is not None:
+        _spare(Path(source), meant, target)
     if isinstance(meant, Path):
         text_of(load_spec(meant))  # What no file can say is refused before gigabytes are read.
         text = text_of(*_checkpoint(source, meant, target, force=force))
@@ -87,7 +89,7 @@ def _checkpoint(source: str, found: Path, target: Path | None, *, force: bool) -
     """A checkpoint's specification, and what its file must know beside it, once its weights lie where it reads them."""
     from rich.console import Console
 
-    folder = found if _is_plain(found) else _beside(target, force=force)
+    folder = found if _is_plain(found) else _beside(target, found, force=force)
     console = Console(stderr=True, highlight=False)
     with console.status(f"reading {source}") as shown:
         with hurry():
@@ -119,12 +121,30 @@ def _is_plain(found: Path) -> bool:
         return True  # `load` says what is wrong with them.
 
 
-def _beside(target: Path | None, *, force: bool) -> Path:
-    """The folder for weights beside the file. Raises `UserError` where one is there, or no file to be beside."""
+def _spare(source: Path, meant: "ModelSpec | Path", target: Path) -> None:
+    """Raises `UserError` where the file would take the place of what it is made from, whatever --force says."""
+    from anyformer.spec.folder import CODE_FILE
+
+    there = target.resolve()
+    folder = meant.resolve() if isinstance(meant, Path) else None
+    part = there.parent == folder and there.exists() and (there.suffix != ".py" or there.name == CODE_FILE)
+    if part or there in (source.resolve(), folder):
+        what = "the file would take the place of what it is made from"
+        raise UserError(what, where=target, remedy="choose another name, as in --out model.py")
+
+
+def _beside(target: Path | None, found: Path, *, force: bool) -> Path:
+    """The folder for weights beside the file.
+
+    Raises `UserError` where one is there, where it is the source's, or where there is no file to be beside.
+    """
     if target is None:
         what = "these weights must be written beside the file, in a form that it reads"
         raise UserError(what, where="--out", got="-", remedy="name a file, as in --out model.py")
     folder = target.with_name(f"{target.stem}-checkpoint")
+    if folder.resolve() in (found.resolve(), *found.resolve().parents):
+        what = "the weights would take the place of the checkpoint that they are read from"
+        raise UserError(what, where=folder, remedy="choose another name for the file")
     if os.path.lexists(folder) and not force:
         what = "the weights would be written here, and there is something of this name already"
         raise UserError(what, where=folder, remedy="choose another name for the file, or --force to replace both")

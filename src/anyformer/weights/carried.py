@@ -43,10 +43,15 @@ def carried(table: Mapping[str, Any], where: object) -> tuple[ModelSpec, Family,
         raise UserError(what, where=where, got=f"{_SPEC} of type {type(spec).__name__}", expected="a JSON object")
     if not _are_texts(names) or len(names) != 1:
         raise UserError("one class of models is expected", where=where, got=f"architectures = {names!r}")
-    if not isinstance(pairs, list) or not all(_are_texts(pair) and len(pair) == 2 and pair[0] for pair in pairs):
+    if not isinstance(pairs, list) or not all(_is_pair(pair) for pair in pairs):
         raise UserError("these are not pairs of names", where=f"{where}, {_RENAMED}", got=type(pairs).__name__)
     read = from_json(json.dumps(spec), where=where)
     return read, family_of(read, tuple((stored, here) for stored, here in pairs), names[0]), names[0]
+
+
+def _is_pair(pair: Any) -> bool:
+    """Whether these are two parts of parameters' names. Braces would be fields to fill in."""
+    return _are_texts(pair) and len(pair) == 2 and bool(pair[0]) and not any(set(text) & {"{", "}"} for text in pair)
 
 
 def _are_texts(value: Any) -> bool:

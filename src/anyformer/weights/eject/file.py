@@ -95,6 +95,8 @@ def _with_helpers(spec: ModelSpec, text: str, constants: Constants) -> str:
     """The text with those small functions in front that it calls."""
     if "quick_gelu(" in text:
         text = _piece("nn/quick_gelu.py.jinja", constants) + "\n\n" + text
+    if "best_of(" in text:
+        text = _piece("nn/chosen.py.jinja", constants) + "\n\n" + text
     if spec.decoder is not None:
         n_layers = constants.name("N_LAYERS", spec.decoder.n_layers, "Decoder")
         text = _piece("nn/cache.py.jinja", constants, {"CACHE_LAYERS": n_layers}) + "\n\n" + text

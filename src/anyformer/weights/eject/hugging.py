@@ -164,7 +164,9 @@ def _code(spec: ModelSpec, task: _Task, model: str, body: str, why: str) -> str:
     cached = both or (decoder and task.kind in ("causal", "model"))
     prefix = decoder and any(isinstance(block.attention.mask, Prefix) for block in spec.last.blocks)
     types = bool(spec.last.embed.types)
-    offset = re.findall(r"^class (\w+)\(nn\.Module\):\n(?:(?!class ).*\n)*?.*\(1 \+ self\.weight\)", body, re.MULTILINE)
+    offset = re.findall(
+        r"^class (\w+)\(nn\.Module\):\n(?:(?!class ).*\n)*?.*\(1 \+ upcast\(self\.weight\)\)", body, re.MULTILINE
+    )
     generates = task.kind in ("causal", "seq2seq")
     flags = {
         "kind": task.kind,

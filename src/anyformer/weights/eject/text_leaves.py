@@ -34,7 +34,8 @@ def _leaf_texts(kind: Kind) -> dict[str, str]:
     match use.piece.rpartition("/")[2]:
         case "rms.py.jinja" | "layers.py.jinja":
             many = kind.number("PER_HEAD").any
-            gain = "" if not flags["weight"] else " * (1 + self.weight)" if flags["offset"] else " * self.weight"
+            weight = " * (1 + upcast(self.weight))" if flags["offset"] else " * self.weight"
+            gain = weight if flags["weight"] else ""
             bare = {"return (normed * GAIN).to": "return normed.to"} if not flags["weight"] else {}
             said = "" if not flags["weight"] else " · (1 + weight)" if flags["offset"] else " · weight"
             said += " + bias" if flags["bias"] else ""
