@@ -2,12 +2,12 @@
 
 import json
 import os
+from functools import partial
 
 import pytest
 import torch
 import typer
 from gguf import GGUFReader
-from typer.testing import CliRunner
 
 from anyformer.checkpoint import Checkpoint, load
 from anyformer.cli.convert import convert
@@ -25,6 +25,7 @@ from anyformer.text import Tokenizer
 from anyformer.weights.gguf import save
 from anyformer.weights.source import load_spec as load_spec_of_any
 from cli.test_front import call
+from command_line import invoked
 
 TEMPLATE = (
     "{% for m in messages %}<|user|>{{ m['content'] }}<|end|>{% endfor %}"
@@ -38,12 +39,7 @@ for verb in (convert, generate, plan):
     verbs.command()(verb)
 
 
-def run(*words):
-    result = CliRunner().invoke(verbs, [*map(str, words)])
-    if result.exception and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == 0, result.output
-    return result
+run = partial(invoked, verbs)
 
 
 @pytest.fixture(scope="module")

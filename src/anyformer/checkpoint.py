@@ -195,7 +195,7 @@ class Checkpoint:
                     self.tokenizer.save(partial)
                 published.write_code(partial)
             # Theirs reads this file alone for the ends of a reply; ours keeps the tokenizer's own beside the tokenizer.
-            generation = self.generation if published is None else replace(self.generation, eos_ids=self._eos_ids())
+            generation = self.generation if published is None else replace(self.generation, eos_ids=self.eos_ids)
             if generation != UNSAID:
                 (partial / GENERATION_FILE).write_text(generation.text(), encoding="utf-8")
             if self.labels and published is None:
@@ -231,7 +231,8 @@ class Checkpoint:
             save_gguf(folder / GGUF_FILE, place, state, kind, metadata, path.name, path / GGUF_FILE)
         return path
 
-    def _eos_ids(self) -> tuple[int, ...]:
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
         """Every id that ends a reply."""
         own = () if self.tokenizer is None else self.tokenizer.eos_ids
         return tuple(dict.fromkeys([*own, *self.generation.eos_ids]))
@@ -242,7 +243,7 @@ class Checkpoint:
         more |= {
             name: i for name in ("bos_token_id", "pad_token_id") if isinstance(i := self.generation.rest.get(name), int)
         }
-        eos = self._eos_ids()
+        eos = self.eos_ids
         if self.tokenizer is not None:
             ids = {"bos_token_id": self.tokenizer.bos_id, "pad_token_id": self.tokenizer.pad_id}
             # A token that the model has no embedding for would be looked up in its table.

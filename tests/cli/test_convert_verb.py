@@ -1,6 +1,7 @@
 """`anyformer convert`: what goes from one form to the other and back is the same."""
 
 import json
+from functools import partial
 
 import pytest
 import torch
@@ -14,17 +15,13 @@ from anyformer.nn.model import build
 from anyformer.spec import load_spec
 from anyformer.text import Tokenizer
 from anyformer.weights.source import load_spec as load_any
+from command_line import invoked
 
 verbs = typer.Typer(pretty_exceptions_enable=False)
 verbs.command()(convert)
 
 
-def run(*words):
-    result = CliRunner().invoke(verbs, [*map(str, words)])
-    if result.exception and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == 0, result.output
-    return result
+run = partial(invoked, verbs)
 
 
 @pytest.fixture

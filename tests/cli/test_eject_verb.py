@@ -3,11 +3,11 @@
 import os
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
 import typer
-from typer.testing import CliRunner
 
 from anyformer.checkpoint import Checkpoint, load
 from anyformer.cli.eject import eject
@@ -17,6 +17,7 @@ from anyformer.infer import Generation
 from anyformer.nn.model import build
 from anyformer.spec import load_spec
 from anyformer.text import Tokenizer
+from command_line import invoked
 
 verbs = typer.Typer(pretty_exceptions_enable=False)
 verbs.command()(eject)
@@ -24,12 +25,7 @@ TOKENS = torch.tensor([[3, 1, 2]])
 SMALL = ["d_model=24", "n_layers=1", "attention.n_heads=2", "attention.n_kv_heads=1"]
 
 
-def run(*words):
-    result = CliRunner().invoke(verbs, [*map(str, words)])
-    if result.exception and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == 0, result.output
-    return result
+run = partial(invoked, verbs)
 
 
 def saved(folder, form="anyformer", *, tokenizer=True, **more):

@@ -3,10 +3,10 @@
 import json
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import typer
-from typer.testing import CliRunner
 
 from anyformer.checkpoint import Checkpoint
 from anyformer.cli.verify import verify
@@ -14,6 +14,7 @@ from anyformer.errors import UserError
 from anyformer.laws.draw import fresh
 from anyformer.spec import load_spec
 from anyformer.weights.eject import eject
+from command_line import invoked
 
 verbs = typer.Typer(pretty_exceptions_enable=False)
 verbs.command()(verify)
@@ -21,12 +22,7 @@ SMALL = ["d_model=18", "n_layers=2", "vocab_size=19", "attention.n_heads=3", "at
 SPEC = load_spec("llama-tiny", SMALL)
 
 
-def run(*words, code=0):
-    result = CliRunner().invoke(verbs, [*map(str, words)])
-    if result.exception and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == code, result.output
-    return result
+run = partial(invoked, verbs)
 
 
 @pytest.fixture

@@ -3,10 +3,10 @@
 import json
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import typer
-from typer.testing import CliRunner
 
 from anyformer.checkpoint import Checkpoint
 from anyformer.cli.verify import verify
@@ -16,6 +16,7 @@ from anyformer.laws.certificate import weights_hash
 from anyformer.laws.result import Result
 from anyformer.nn.model import build
 from anyformer.spec import load_spec
+from command_line import invoked
 
 verbs = typer.Typer(pretty_exceptions_enable=False)
 verbs.command()(verify)
@@ -29,12 +30,7 @@ SMALL = [
 ]
 
 
-def run(*words, code=0):
-    result = CliRunner().invoke(verbs, [*map(str, words)])
-    if result.exception and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == code, result.output
-    return result
+run = partial(invoked, verbs)
 
 
 @pytest.fixture

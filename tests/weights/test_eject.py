@@ -17,6 +17,7 @@ import anyformer
 from anyformer.errors import UserError
 from anyformer.infer.generation import Generation
 from anyformer.laws.draw import Draw, fresh, longest, outputs
+from anyformer.laws.eject import ejected, run
 from anyformer.laws.space import sample
 from anyformer.spec import ModelSpec, SpecError, expand, load_spec
 from anyformer.spec import parts as spec_parts
@@ -62,24 +63,11 @@ def small(name):
     return ModelSpec.model_validate(table, strict=False)
 
 
-def run(text):
-    module = types.ModuleType("ejected")
-    exec(compile(text, "<ejected>", "exec"), module.__dict__)
-    return module
-
-
 def beside(spec, dtype="float32", seed=0):
     """The core with weights that hide nothing, on its textbook backend, and the ejected file with the same weights."""
     core = fresh(spec, seed, dtype).use_backend("reference")
-    module = run(eject(spec))
-    model = module.Model().to(getattr(torch, dtype)).eval()
-    state = {}
-    for name, value in core.state_dict().items():
-        for stored, here in getattr(module, "RENAMED", ()):
-            name = name.replace(stored, here)
-        state[name] = value
-    model.load_state_dict(state)
-    return core, module, model
+    file = ejected(core)
+    return core, file.module, file.model
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -115,13 +103,9 @@ def test_generation_is_that_of_the_checkpoint():
     spec = small("llama-tiny")
     core, _, _ = beside(spec)
     want = anyformer.Checkpoint(spec, core).generate([5, 3, 8], max_new_tokens=12)
-    module = run(eject(spec, Surroundings(ends=(want[7],))))
-    model = module.Model()
-    state = {
-        n.replace("_norms.before.", "_norm.").replace("embed.token.", "embed."): x for n, x in core.state_dict().items()
-    }
-    model.load_state_dict(state)
-    assert list(module.generate(model.eval(), torch.tensor([[5, 3, 8]]), 12)) == want[: want.index(want[7])]
+    file = ejected(core, eject(spec, Surroundings(ends=(want[7],))))
+    module, model = file.module, file.model
+    assert list(module.generate(model, torch.tensor([[5, 3, 8]]), 12)) == want[: want.index(want[7])]
     module = run(eject(spec))
     torch.manual_seed(0)
     hot = torch.tensor(

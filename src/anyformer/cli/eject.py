@@ -156,7 +156,6 @@ def _surroundings(checkpoint: "Checkpoint", name: str, folder: Path, target: Pat
 
     generation, tokenizer, n = checkpoint.generation, checkpoint.tokenizer, checkpoint.spec.vocab_size
     words = n if tokenizer is None else min(n, tokenizer.vocab_size)
-    ends = [*(() if tokenizer is None else tokenizer.eos_ids), *generation.eos_ids]
     origin = Path.cwd() if target is None else target.parent.resolve()
     return Surroundings(
         name=name,
@@ -165,7 +164,7 @@ def _surroundings(checkpoint: "Checkpoint", name: str, folder: Path, target: Pat
         words=words if words < n else None,
         suffix=0 if tokenizer is None else len(tokenizer.suffix),
         # An id without a row is never generated, and cannot be looked up.
-        ends=tuple(i for i in dict.fromkeys(ends) if i < n),
+        ends=tuple(i for i in checkpoint.eos_ids if i < n),
         start=generation.start,
         suppressed=tuple(i for i in generation.suppressed if i < n),
     )

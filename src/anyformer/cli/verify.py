@@ -11,6 +11,7 @@ from anyformer.cli.plan import is_run
 from anyformer.errors import UserError
 
 if TYPE_CHECKING:
+    from anyformer.laws.certificate import Certificate
     from anyformer.nn.model import Model
     from anyformer.spec import ModelSpec, SpecError
 
@@ -90,7 +91,11 @@ def verify(
         if compared:
             progress("parity")
             results += [*parity(judged, seed), gguf(judged, seed)]
-    certificate = certify(model, judged, results, seed)
+    _show(certify(model, judged, results, seed), folder, set(chosen(None)) <= set(names), as_json=as_json)
+
+
+def _show(certificate: "Certificate", folder: Path | None, complete: bool, *, as_json: bool) -> None:
+    """Prints a certificate, writes it beside a checkpoint's weights, and leaves with 1 where a law is broken."""
     if as_json:
         typer.echo(certificate.to_json())
     else:
@@ -98,7 +103,7 @@ def verify(
 
         Console(highlight=False).print(certificate.table())
         typer.echo(certificate.line())
-    if folder is not None and (set(chosen(None)) <= set(names) or not certificate.holds):
+    if folder is not None and (complete or not certificate.holds):
         typer.echo(f"written to {certificate.write(folder)}", err=True)
     elif folder is not None:
         typer.echo("no certificate is written: that takes all laws, compile aside", err=True)

@@ -15,6 +15,7 @@ from anyformer.laws.draw import Draw, by_length, longest, outputs
 from anyformer.laws.result import Findings
 from anyformer.nn.model import Model
 from anyformer.nn.quantised import dequantised_state
+from anyformer.weights.carried import here
 from anyformer.weights.eject import eject
 
 _CALLED = {"padding": "real", "source_padding": "source_real"}
@@ -38,9 +39,7 @@ class Ejected:
 
     def here(self, name: str) -> str:
         """What the file calls a parameter or a module of the core, by its `RENAMED`."""
-        for stored, changed in getattr(self.module, "RENAMED", ()):
-            name = name.replace(stored, changed)
-        return name
+        return here(name, getattr(self.module, "RENAMED", ()))
 
     @property
     def padded(self) -> bool:

@@ -1,7 +1,7 @@
 """Matrices in quantised codes put into the order in which the product reads them. numpy's work: imports no torch.
 
 Packing a model takes longer than torch's operations on pieces of it would; numpy starts no threads for each of many
-small copies, and can begin while torch is still being imported.
+small copies.
 """
 
 from collections.abc import Callable

@@ -18,8 +18,7 @@ Rules:
 import hashlib
 import json
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, SupportsIndex
@@ -33,6 +32,7 @@ from anyformer.text import chat
 from anyformer.text.added import complete
 from anyformer.text.affixes import read_affixes, with_affixes
 from anyformer.text.pieces import Pieces
+from anyformer.text.refusals import clear, require_text
 from anyformer.text.settings import CONFIG_FILE, TOKENIZER_FILE, Settings, clear_overruling
 from anyformer.text.stream import TextStream
 from anyformer.text.tidy import tidy
@@ -139,7 +139,7 @@ class Tokenizer:
             return cls._of_tiktoken(file, pre)
         if file.suffix in sentencepiece.SUFFIXES:
             return cls._of_sentencepiece(file)
-        with _clear("this is not a whole tokenizer file", where=file):
+        with clear("this is not a whole tokenizer file", where=file):
             data = file.read_bytes()
             library = Library.from_buffer(data)
             added = json.loads(data).get("added_tokens") or ()
@@ -156,7 +156,7 @@ class Tokenizer:
         settings = Settings.read(file.parent)
         invented = complete(library, settings, file.parent / CONFIG_FILE)
         try:
-            with _clear("this tokenizer cannot be used", where=None):
+            with clear("this tokenizer cannot be used", where=None):
                 tokenizer = cls(library, settings)
         except UserError as error:
             where = ", ".join(str(part) for part in (file, error.where) if part is not None)
@@ -168,7 +168,7 @@ class Tokenizer:
     def _of_sentencepiece(cls, file: Path) -> "Tokenizer":
         from anyformer.text import sentencepiece
 
-        with _clear("this SentencePiece model cannot be used", where=file):
+        with clear("this SentencePiece model cannot be used", where=file):
             library, settings, invented = sentencepiece.read(file)
             tokenizer = cls(library, settings)
         tokenizer._require_real_ends(invented, file.parent / CONFIG_FILE)
@@ -319,8 +319,8 @@ class Tokenizer:
             bare: the ids of the text alone, without BOS and whatever else the model's rule puts around a
                 text.
         """
-        _require_text(text)
-        with _clear("the tokenizer cannot encode this text", where="text"):
+        require_text(text)
+        with clear("the tokenizer cannot encode this text", where="text"):
             library = self._library if control else self._veil.text((text,))
             ids: list[int] = library.encode(text, add_special_tokens=False).ids
         return ids if bare else self._around(ids)
@@ -335,8 +335,8 @@ class Tokenizer:
                 only read.
         """
         for text in texts:
-            _require_text(text)
-        with _clear("the tokenizer cannot encode this text", where="texts"):
+            require_text(text)
+        with clear("the tokenizer cannot encode this text", where="texts"):
             library = self._veil.text(texts)
             if parallel:
                 found = [each.ids for each in library.encode_batch_fast(list(texts), add_special_tokens=False)]
@@ -417,7 +417,7 @@ class Tokenizer:
             **variables: further variables of the template.
         """
         text, disguise = self._rendered(messages, add_generation_prompt, tools, variables)
-        with _clear("the tokenizer cannot encode this conversation", where="messages"):
+        with clear("the tokenizer cannot encode this conversation", where="messages"):
             ids = self._encode_marked(text, disguise)
         if self.prefix and tuple(ids[:1]) != self.prefix[:1]:
             ids = [*self.prefix, *ids]
@@ -449,7 +449,7 @@ class Tokenizer:
         chat.check_tools(tools)
         try:
             for text in chat.strings([messages, tools, variables]):
-                _require_text(text)
+                require_text(text)
             disguise = chat.Disguise(self._control.values(), [messages, tools, variables, template])
             given = {
                 "messages": chat.given_messages(messages),
@@ -480,30 +480,3 @@ class Tokenizer:
         spelled = {token: alias(disguise.mark, index) for index, token in self._control.items()}
         ids = library.encode(disguise.lift(text, spelled), add_special_tokens=False).ids
         return [back.get(index, index) for index in ids]
-
-
-def _require_text(text: object) -> None:
-    if not isinstance(text, str):
-        raise UserError("only text can be encoded", where="text", got=type(text).__name__, expected="str")
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise UserError(
-            "this text is not valid Unicode",
-            where=f"text, character {error.start}",
-            got=repr(text[error.start]),
-            remedy="replace lone surrogates, for example by decoding bytes with errors='replace'",
-        ) from error
-
-
-@contextmanager
-def _clear(what: str, where: object) -> Iterator[None]:
-    """Turns the library's refusals into a `UserError`: plain Exception, or, where it fails by itself, a panic."""
-    try:
-        yield
-    except UserError:
-        raise
-    except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        raise UserError(what, where=where, got=error) from error

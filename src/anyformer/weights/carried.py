@@ -61,7 +61,7 @@ def _are_texts(value: Any) -> bool:
 def family_of(spec: ModelSpec, renamed: Renamed, model: str) -> Family:
     """The family of one specification: its parameters under the names that the code beside it has."""
     names = dict.fromkeys(p.name for p in (*parameters(spec), *buffers(spec)))
-    rules = dict.fromkeys((_any_layer(_here(name, renamed)), _any_layer(name)) for name in names)
+    rules = dict.fromkeys((_any_layer(here(name, renamed)), _any_layer(name)) for name in names)
     return Family(
         name="models with code of their own",
         model_type=MODEL_TYPE,
@@ -73,7 +73,8 @@ def family_of(spec: ModelSpec, renamed: Renamed, model: str) -> Family:
     )
 
 
-def _here(name: str, renamed: Iterable[tuple[str, str]]) -> str:
+def here(name: str, renamed: Iterable[tuple[str, str]]) -> str:
+    """What an ejected file calls a parameter of the core. Raises `UserError` for pairs that go on without end."""
     for stored, here in renamed:
         name = name.replace(stored, here)
         if len(name) > _LONGEST:

@@ -60,13 +60,15 @@ class Constants:
         self.notes: dict[str, str] = dict(_LETTERS)
 
     def name(self, wanted: str, value: Any, owner: str) -> str:
-        """What stands for the name of a value until `put`.
+        """What stands for the name of a value until `put`; True, False and None stand for themselves.
 
         Args:
             wanted: its name, unless another value has it.
             value: which.
             owner: the class or function that needs it, whose name then goes before.
         """
+        if value is None or isinstance(value, bool):
+            return str(value)
         short = next((each for each in _SHORT if wanted.endswith(f"_{each}")), wanted)
         key = (short, f"{type(value).__name__} {value!r}")
         if key not in self._wanted:
@@ -115,9 +117,10 @@ def _prefix(owner: str) -> str:
     return name
 
 
-def _rank(name: str) -> int:
-    """Where a constant stands among the others."""
-    return next((i for i, each in enumerate(_ORDER) if name == each or name.endswith(f"_{each}")), len(_ORDER))
+def _rank(name: str) -> tuple[int, bool]:
+    """Where a constant stands among the others: those with an owner's name behind the one without."""
+    place = next((i for i, each in enumerate(_ORDER) if f"_{name}".endswith(f"_{each}")), len(_ORDER))
+    return place, name not in _ORDER
 
 
 def literal(value: Any) -> str:

@@ -63,7 +63,7 @@ def eject(spec: ModelSpec, surroundings: Surroundings | None = None) -> str:
     around = surroundings or Surroundings()
     choices = Choices(padded=_padded(spec), stores=spec.decoder is not None)
     body, constants = compose(spec, choices)
-    count = _count(spec)
+    count = sum(parameter.size for parameter in parameters(spec))
     sections = [body]
     if spec.generates:
         sections.append(_generate(spec, around, constants))
@@ -103,16 +103,6 @@ def _with_helpers(spec: ModelSpec, text: str, constants: Constants) -> str:
     if "upcast(" in text:
         text = _piece("nn/precision.py.jinja", constants) + "\n\n" + text
     return text
-
-
-def _count(spec: ModelSpec) -> int:
-    total = 0
-    for parameter in parameters(spec):
-        n = 1
-        for size in parameter.shape:
-            n *= size
-        total += n
-    return total
 
 
 def _padded(spec: ModelSpec) -> bool:
@@ -260,9 +250,5 @@ def _plain(name: str) -> str:
 
 def _imports(text: str) -> str:
     first = [line for mark, line in _IMPORTS if re.search(rf"\b{re.escape(mark)}", text)]
-    then = (
-        ["import torch"]
-        + (["import torch.nn.functional as F"] if "F." in text else [])
-        + ["from torch import Tensor, nn"]
-    )
-    return "\n".join([*first, "", *then]) + "\n"
+    functional = ["import torch.nn.functional as F"] if re.search(r"\bF\.", text) else []
+    return "\n".join([*first, "", "import torch", *functional, "from torch import Tensor, nn"]) + "\n"

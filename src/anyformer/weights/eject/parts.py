@@ -7,7 +7,7 @@ from anyformer.spec.parts import ModelSpec
 from anyformer.weights.eject.constants import Constants
 from anyformer.weights.eject.layers import Choices
 from anyformer.weights.eject.render import render
-from anyformer.weights.eject.uses import Call, Kind, Use, grouped
+from anyformer.weights.eject.uses import Call, Kind, Use, kinds_of
 
 
 @dataclass
@@ -42,8 +42,7 @@ def plural(n: int, word: str) -> str:
 
 def alone(use: Use) -> Kind:
     """The kind of a use that the file has once."""
-    (kind,) = grouped([use])
-    kind.name = use.title
+    (kind,) = kinds_of([use])
     return kind
 
 
@@ -63,11 +62,6 @@ def call_of(use: Use, constants: Constants) -> str:
 
 
 def arguments(use: Use, constants: Constants) -> list[str]:
-    """What a module of a use is given of its own numbers. True, False and None stand for themselves."""
+    """What a module of a use is given of its own numbers."""
     assert use.kind is not None
-    given = []
-    for name in use.kind.fields:
-        value = use.numbers[name]
-        plain = value is None or isinstance(value, bool)
-        given.append(f"{name.lower()}={value if plain else constants.name(name, value, use.title)}")
-    return given
+    return [f"{name.lower()}={constants.name(name, use.numbers[name], use.title)}" for name in use.kind.fields]

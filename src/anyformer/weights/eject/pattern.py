@@ -56,5 +56,10 @@ def layers_text(layers: Sequence[str], count: str) -> str:
         inner = [item(n, made) for n, made in runs(layers[:size])]
         lines = [f"*(block for _ in range({times}) for block in ({', '.join(inner)}))"]
         lines += [item(n, made) for n, made in runs(layers[len(layers) - rest :])] if rest else []
+    return module_list(lines)
+
+
+def module_list(lines: Sequence[str]) -> str:
+    """A module list with an element, or a stretch of them, on each line."""
     body = "".join(f"                {line},\n" for line in lines)
     return f"nn.ModuleList(\n            [\n{body}            ]\n        )"

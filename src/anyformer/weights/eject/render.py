@@ -45,34 +45,22 @@ def render(kind: Kind, constants: Constants, texts: Mapping[str, str], calls: Ma
     use = kind.first
     numbers = {name: kind.number(name) for name in use.numbers}
     context: dict[str, Any] = {name.lower(): number for name, number in numbers.items()}
-    draft = _template(use.piece).render({"params": False, **context, **use.flags})
-    if any(number.varies for number in numbers.values()):
-        draft = _template(use.piece).render({"params": True, **context, **use.flags})
-    every = {place: called(part) for place, (part, _) in use.parts.items()}
-    every = {place: _renamed(every[place], names, part) for place, (part, names) in use.parts.items()} | dict(calls)
-    draft = expand(draft, texts, every)
+    draft = _template(use.piece).render({**context, **use.flags})
+    parts = {place: _called(part, names) for place, (part, names) in use.parts.items()}
+    draft = _expanded(draft, texts, {**parts, **calls})
     return _with_numbers(draft, kind, numbers, constants)
 
 
-def called(part: Use) -> Call:
-    """How a part is called by a text that has its numbers under the same names."""
+def _called(part: Use, names: Mapping[str, str]) -> Call:
+    """How a part is called by a text that has its numbers under other names."""
     if part.builtin is not None:
-        return Call(f"{part.builtin[0]}(", part.builtin[1])
+        return Call(f"{part.builtin[0]}(", _named(part.builtin[1], names))
     assert part.kind is not None
-    given = "".join(f", {name.lower()}={name}" for name in part.kind.fields)
+    given = "".join(f", {name.lower()}={names[name]}" for name in part.kind.fields)
     return Call(f"{part.kind.name}(", f"{given})", bool(part.flags.get("shapeless")))
 
 
-def _renamed(call: Call, names: Mapping[str, str], part: Use) -> Call:
-    """A call with the caller's names of the part's numbers."""
-
-    def own(found: re.Match[str]) -> str:
-        return names.get(found[0], found[0])
-
-    return Call(call.before, _NAME.sub(own, call.after), call.empty)
-
-
-def expand(text: str, texts: Mapping[str, str], calls: Mapping[str, Call]) -> str:
+def _expanded(text: str, texts: Mapping[str, str], calls: Mapping[str, Call]) -> str:
     """Puts calls and texts in place of their placeholders."""
     for place, call in calls.items():
         text = _call(text, place, call)
@@ -107,12 +95,10 @@ def _with_numbers(draft: str, kind: Kind, numbers: Mapping[str, Number], constan
     needed = [name for name in dict.fromkeys(_NAME.findall(draft)) if name in numbers]
     fields = tuple(name for name in needed if numbers[name].varies)
     kind.fields = fields
-    names = {}
-    for name in needed:
-        value = numbers[name].values[0]
-        plain = value is None or isinstance(value, bool)
-        constant = str(value) if plain else constants.name(name, value, kind.name)
-        names[name] = name.lower() if name in fields else constant
+    names = {
+        name: name.lower() if name in fields else constants.name(name, numbers[name].values[0], kind.name)
+        for name in needed
+    }
     params = ", ".join(f"{name.lower()}: {numbers[name].type}" for name in fields)
     first, rest = _at_first_use(draft) if is_class else (draft, "")
     stored = [name for name in fields if name in _NAME.findall(rest)]

@@ -6,7 +6,7 @@ from typing import Any
 from anyformer.weights.eject.layers import TYPES, BlockUse
 from anyformer.weights.eject.parts import Parts, call_of, switch, within
 from anyformer.weights.eject.sublayers import ACTIVATIONS
-from anyformer.weights.eject.uses import SAME, Call, Kind, Use, grouped, name_kinds
+from anyformer.weights.eject.uses import SAME, Call, Kind, Use, kinds_of
 
 
 def _attend_args(kind: Kind, *, bias: bool) -> str:
@@ -23,8 +23,7 @@ def _attend_args(kind: Kind, *, bias: bool) -> str:
 
 def write_attentions(parts: Parts, uses: Sequence[Use]) -> None:
     """Writes the attention modules of some uses."""
-    kinds = grouped(uses)
-    name_kinds(kinds)
+    kinds = kinds_of(uses)
 
     def texts(kind: Kind) -> dict[str, str]:
         flags = kind.first.flags
@@ -142,8 +141,7 @@ def write_networks(parts: Parts, uses: Sequence[Use]) -> None:
         return {"ACT": ACTIVATIONS[str(kind.first.flags["activation"])], "DROPPED": _dropped(kind, rate)}
 
     for group in (dense, mixtures):
-        kinds = grouped(group)
-        name_kinds(kinds)
+        kinds = kinds_of(group)
         parts.render(kinds, _network_texts, calls)
     if mixtures:
         for word in ("gate", "up", "down"):
@@ -156,8 +154,7 @@ def write_networks(parts: Parts, uses: Sequence[Use]) -> None:
 
 def write_blocks(parts: Parts, blocks: Sequence[BlockUse]) -> None:
     """Writes the blocks of all stacks."""
-    kinds = grouped([each.use for each in blocks])
-    name_kinds(kinds)
+    kinds = kinds_of([each.use for each in blocks])
     by_use = {id(each.use): each for each in blocks}
     for kind in kinds:
         _block(parts, kind, [by_use[id(use)] for use in kind.uses])

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from anyformer.weights.eject.layers import HeadFacts, StackUse
 from anyformer.weights.eject.parts import Parts, alone, within
-from anyformer.weights.eject.uses import Kind, Use, grouped, name_kinds
+from anyformer.weights.eject.uses import Kind, Use, kinds_of
 
 
 def write_leaves(parts: Parts, stacks: Sequence[StackUse], facts: HeadFacts) -> None:
@@ -17,8 +17,7 @@ def write_leaves(parts: Parts, stacks: Sequence[StackUse], facts: HeadFacts) -> 
     order = ("rms", "layers", "position", "sinusoids", "alibi", "buckets", "masks", "attend")
     for word in order:
         uses = [use for use in [*inner, *masks] if use.piece.endswith(f"{word}.py.jinja") and use.builtin is None]
-        kinds = grouped(uses)
-        name_kinds(kinds)
+        kinds = kinds_of(uses)
         parts.render(kinds, _leaf_texts)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from anyformer.spec.parts import ModelSpec, Pooler
+from anyformer.spec.parts import ModelSpec
 from anyformer.weights.eject.layers import HeadFacts, StackUse
 from anyformer.weights.eject.parts import Parts, alone, call_of, switch
 from anyformer.weights.eject.sublayers import ACTIVATIONS
@@ -11,79 +11,77 @@ from anyformer.weights.eject.uses import SAME, Call, Kind, Use
 
 def write_model(parts: Parts, use: Use, facts: HeadFacts, stacks: Sequence[StackUse]) -> None:
     """Writes the head, where it is more than a product, and the model."""
-    spec, by_name = parts.spec, {each.name: each for each in stacks}
-    encoder, decoder = by_name.get("encoder"), by_name.get("decoder")
-    last = stacks[-1]
-    tied_tables = not last.use.flags["own_table"]
+    spec, last = parts.spec, stacks[-1]
     if facts.use is not None:
-        made = alone(facts.use)
-        _head(parts, made)
-    if tied_tables:
-        use.numbers |= {"VOCAB_SIZE": spec.vocab_size}
+        _head(parts, alone(facts.use))
+    tied = not last.use.flags["own_table"]
+    if tied:
+        use.numbers["VOCAB_SIZE"] = spec.vocab_size
         if last.spec.d_embed != last.spec.d_model:
             use.numbers["D_EMBED"] = last.spec.d_embed
-    takes = [name for name in last.takes if name not in ("cache", "memory")]
-    params = [f"{name}: Tensor | None = None" for name in takes]
-    params += ["cache: Cache | None = None"] if decoder is not None else []
+    use.numbers.setdefault("HEAD_DROPOUT", 0.0)
+    written = "".join(parts.sections)
+    biases = "bias=True" in written or "bias = nn.Parameter" in written or bool(use.flags.get("head_bias"))
     use.flags |= {
-        "encoder": encoder is not None,
-        "decoder": decoder is not None,
-        "table": tied_tables,
+        "encoder": spec.encoder is not None,
+        "decoder": spec.decoder is not None,
+        "table": tied,
         "pooler": spec.pooler is not None,
         "head": facts.how,
-        "padded": "real" in last.takes and decoder is not None,
+        "padded": "real" in last.takes and spec.decoder is not None,
         "types": "types" in last.takes,
         "prefix": "prefix" in last.takes,
         "pool": facts.pool,
         "softcap": facts.softcap,
+        "biases": biases,
+        "per_head": "*shape" in written,
     }
-    use.numbers.setdefault("HEAD_DROPOUT", 0.0)
-    table = _table(spec, by_name)
-    scored = {
-        "linear": "self.head(hidden)",
-        "tied": f"F.linear(hidden, {table})",
-        "own": f"self.head(hidden, {table})"
-        if facts.use is not None and facts.use.flags["tied"]
-        else "self.head(hidden)",
-        "none": "hidden",
-    }[facts.how]
-    pooler = spec.pooler or Pooler()
-    n = _width(spec)
-    forward = [name for name in takes if name != "source_real"]
-    texts = {
+    texts = _texts(parts, use, facts, stacks)
+    calls = {"ACT": ACTIVATIONS[spec.pooler.activation]} if spec.pooler is not None else {}
+    parts.render([alone(use)], lambda _: texts, lambda _: calls)
+
+
+def _texts(parts: Parts, use: Use, facts: HeadFacts, stacks: Sequence[StackUse]) -> dict[str, str]:
+    """What the placeholders of the model become."""
+    spec, last = parts.spec, stacks[-1]
+    takes = [name for name in last.takes if name not in ("cache", "memory")]
+    cache = ["cache: Cache | None = None"] if spec.decoder is not None else []
+    forward = ["source_real", *(name for name in takes if name != "source_real")]
+    logits, shape = _width(spec)
+    scored = _scored(spec, facts, {each.name: each for each in stacks})
+    said = "self.embed({})" if use.flags["table"] else "{}"
+    return {
         "MODEL_DOC": _model_doc(spec),
-        "POOLER_BIAS": switch(pooler.bias),
+        "POOLER_BIAS": switch(spec.pooler is not None and spec.pooler.bias),
         "HEAD_WIDTH": "N_LABELS" if "N_LABELS" in use.numbers else "VOCAB_SIZE",
         "HEAD_HAS_BIAS": switch(use.flags.get("head_bias")),
-        "= HEAD()": f"= {call_of(facts.use, parts.constants)}" if facts.use is not None else "= HEAD()",
-        "ENCODER_INPUT": "self.embed(source)" if tied_tables else "source",
-        "DECODER_INPUT": "self.embed(tokens)" if tied_tables else "tokens",
-        "DECODE_PARAMS": ", ".join(params),
+        "HEAD()": "HEAD()" if facts.use is None else call_of(facts.use, parts.constants),
+        "ENCODER_INPUT": said.format("source"),
+        "DECODER_INPUT": said.format("tokens"),
+        "DECODE_PARAMS": ", ".join([*map(_optional, takes), *cache]),
         "DECODER_READS": ", ".join(last.takes),
-        "FORWARD_PARAMS": ", ".join(
-            ["source_real: Tensor | None = None", *(f"{x}: Tensor | None = None" for x in forward)]
-        ),
-        "FORWARD_READS": ", ".join(f"{x}={x}" for x in ("source_real", *forward)),
-        "SCORES_DOC": n[0],
-        ", WIDTH_SHAPE": f", {n[1]}",
-        "[B, T, WIDTH]": n[1],
-        "return SCORED": f"return {scored}",
+        "FORWARD_PARAMS": ", ".join(map(_optional, forward)),
+        "FORWARD_READS": ", ".join(f"{name}={name}" for name in forward),
+        "SCORES_DOC": logits,
+        "WIDTH_SHAPE": shape,
+        "[B, T, WIDTH]": shape,
         "SCORED": scored,
+        **({} if "HEAD_SCALE" in use.numbers else {" * HEAD_SCALE": ""}),
+        **({} if "D_EMBED" in use.numbers else {"D_EMBED": "D_MODEL"}),
     }
-    if "HEAD_SCALE" not in use.numbers:
-        texts[" * HEAD_SCALE"] = ""
-    if "D_EMBED" not in use.numbers:
-        texts["D_EMBED"] = "D_MODEL"
-    body = "".join(parts.sections)
-    per_head = "*shape" in body
-    use.flags["biases"] = "bias=True" in body or "bias = nn.Parameter" in body or bool(use.flags.get("head_bias"))
-    texts["for name, parameter in self.named_parameters()"] = "for name, parameter in self.named_parameters()"
-    texts["MATRIX"] = 'parameter.dim() > 1 and "norm" not in name' if per_head else "parameter.dim() > 1"
-    if not (per_head or use.flags["biases"]):
-        texts["for name, parameter in self.named_parameters()"] = "for parameter in self.parameters()"
-    kind = alone(use)
-    calls = {"ACT": ACTIVATIONS[pooler.activation]} if spec.pooler is not None else {}
-    parts.render([kind], lambda _: texts, lambda _: calls)
+
+
+def _optional(name: str) -> str:
+    return f"{name}: Tensor | None = None"
+
+
+def _scored(spec: ModelSpec, facts: HeadFacts, stacks: Mapping[str, StackUse]) -> str:
+    """The product that gives logits."""
+    table = _table(spec, stacks)
+    if facts.how == "tied":
+        return f"F.linear(hidden, {table})"
+    tied = facts.use is not None and facts.use.flags["tied"]
+    return f"self.head(hidden, {table})" if tied else "self.head(hidden)"
 
 
 def _width(spec: ModelSpec) -> tuple[str, str]:

@@ -8,8 +8,8 @@ from anyformer.spec.parts import StackSpec
 from anyformer.weights.eject.constants import Constants, Raw
 from anyformer.weights.eject.layers import TYPES, BlockUse, StackUse, owners
 from anyformer.weights.eject.parts import Parts, alone, arguments, call_of, plural, switch
-from anyformer.weights.eject.pattern import layers_text, tuple_text
-from anyformer.weights.eject.uses import Kind, Use, grouped, name_kinds
+from anyformer.weights.eject.pattern import layers_text, module_list, tuple_text
+from anyformer.weights.eject.uses import Kind, Use, kinds_of
 
 
 def write_embeddings(parts: Parts, stacks: Sequence[StackUse]) -> None:
@@ -19,8 +19,7 @@ def write_embeddings(parts: Parts, stacks: Sequence[StackUse]) -> None:
     for use, each in zip(uses, found, strict=True):
         use.flags["embed_reads"] = each.embed_reads
         use.hints = (each.name.title(),)
-    kinds = grouped(uses)
-    name_kinds(kinds)
+    kinds = kinds_of(uses)
 
     def texts(kind: Kind) -> dict[str, str]:
         flags = kind.first.flags
@@ -72,19 +71,19 @@ def write_stack(parts: Parts, each: StackUse) -> None:
     each.use.numbers["VOCAB_SIZE"] = parts.spec.vocab_size
     first = "x" if tied else "tokens"
     given = [first, *each.embed_reads]
-    embedded = f"self.embed({', '.join(given)})" if not (tied and each.embed is None) else ""
+    embeds = not (tied and each.embed is None)
+    embedded = f"self.embed({', '.join(given)})" if embeds else ""
     if each.embed is None and own.embed.dropout:
         each.use.numbers["EMBED_DROPOUT"] = own.embed.dropout
         embedded = f"F.dropout({embedded or first}, EMBED_DROPOUT, self.training)"
     masks = _Masks(parts, each)
     where = bool({"positions", "bias"} & set(each.reads)) or masks.positioned or "positions" in each.embed_reads
-    flags |= {"where": where, "masks": masks.how}
-    reads = [
-        "mask" if name == "mask" and masks.how == "one" else masks.text if name == "mask" else name
-        for name in each.reads
-    ]
+    flags |= {"where": where, "masks": masks.how, "embeds": embeds, "embedded": bool(embedded)}
+    reads = {name: name for name in each.reads}
+    if masks.how == "many":
+        reads["mask"] = masks.text
     if side == "Encoder":
-        reads = [{"store": "{}", "keys": "positions"}.get(name, name) for name in reads]
+        reads |= {"store": "{}", "keys": "positions"}
     loop, owner = _loop(parts, each, masks)
     texts = {
         "STACK_NAME": side,
@@ -96,16 +95,11 @@ def write_stack(parts: Parts, each: StackUse) -> None:
         "FIRST": first,
         "KEYS": "keys" if side == "Decoder" else "positions",
         "= MASK\n": f"= {masks.text}\n",
-        "STACK_READS": ", ".join(reads),
+        "STACK_READS": ", ".join(reads[name] for name in each.reads),
         "LOOP": loop,
         "OWNER": owner,
-        "        x = EMBEDDED\n": f"        x = {embedded}\n" if embedded else "",
-        "        self.embed = EMBED\n": "" if tied and each.embed is None else "        self.embed = EMBED\n",
+        "EMBEDDED": embedded,
     }
-    if tied and each.embed is None:
-        texts["= EMBED\n"] = ""
-    order = ["        self.embed = EMBED\n", "        x = EMBEDDED\n"]
-    texts = {**{key: texts[key] for key in order}, **texts}
     parts.render([kind], lambda _: texts)
 
 
@@ -154,8 +148,7 @@ def _segments_text(parts: Parts, each: StackUse, blocks: Sequence[BlockUse]) -> 
             lines.append(f"*({made} for {names} in {places if len(columns) == 1 else f'zip({places}, strict=True)'})")
     if len(lines) == 1:
         return f"nn.ModuleList{lines[0].removeprefix('*')}"
-    body = "".join(f"                {line},\n" for line in lines)
-    return f"nn.ModuleList(\n            [\n{body}            ]\n        )"
+    return module_list(lines)
 
 
 def _make(block: BlockUse) -> tuple[int, ...]:
@@ -215,9 +208,7 @@ class _Masks:
             given.append(self._column(parts, each, "prefixed", each.prefixed, "prefix", "prefix * prefixed"))
         for name in kind.fields:
             values = [mask.numbers[name] for mask in each.masks if mask is not None]
-            word = name.lower()
-            plain = values[0] is None or isinstance(values[0], bool)
-            same = str(values[0]) if plain else parts.constants.name(name, values[0], each.use.title)
+            word, same = name.lower(), parts.constants.name(name, values[0], each.use.title)
             given.append(f"{word}={self._column(parts, each, word, values, same, word)}")
         self.text = f"{kind.name}({', '.join(given)})"
         self.how = "many" if self.columns else "one"

@@ -43,7 +43,8 @@ class Use:
         numbers: by the name of their constant.
         parts: what the text calls, by placeholder; each with the names under which this use has the part's numbers.
         hints: words that tell it from other kinds of the same title, the best first.
-        letter: names under which a constant is known best, by its own.
+        builtin: where torch has the class, its name and how a call of it ends; there is no piece then.
+        kind: what serves it, once kinds are made.
     """
 
     piece: str
@@ -114,7 +115,6 @@ class Kind:
     name: str = ""
     fields: tuple[str, ...] = ()
     given: tuple[str, ...] = ()
-    text: str = ""
 
     @property
     def first(self) -> Use:
@@ -126,18 +126,19 @@ class Kind:
         return Number(use.numbers[name] for use in self.uses)
 
 
-def grouped(uses: Iterable[Use]) -> list[Kind]:
-    """The kinds of some uses, in the order of their first; each use learns its kind."""
+def kinds_of(uses: Iterable[Use]) -> list[Kind]:
+    """The kinds of some uses, in the order of their first, each with a name of its own; each use learns its kind."""
     kinds: dict[Hashable, Kind] = {}
     for use in {id(use): use for use in uses}.values():
         kind = kinds.setdefault(use.key(), Kind([]))
         kind.uses.append(use)
         use.kind = kind
+    _name(list(kinds.values()))
     return list(kinds.values())
 
 
-def name_kinds(kinds: list[Kind]) -> None:
-    """Gives each kind a name of its own: its title, with the first hint that tells it from the others of that title."""
+def _name(kinds: list[Kind]) -> None:
+    """A kind's name is its title, with the first hint that tells it from the others of that title."""
     titles: dict[str, list[Kind]] = {}
     for kind in kinds:
         titles.setdefault(kind.first.title, []).append(kind)
