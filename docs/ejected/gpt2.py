@@ -3,12 +3,12 @@
     python gpt2.py                                 a pass with random weights
     python gpt2.py --checkpoint DIR --prompt "…"   continues a text, with the weights and tokenizer of DIR
 
-Shapes: B batch, T tokens that come in, S tokens that are seen, H heads of queries, D channels of a head, Dv of its
-values, C channels of the model, V words of the vocabulary.
+Shapes: B batch, T tokens in, S tokens seen, H query heads, D of a head, Dv of values, C channels, V words.
 """
 
 import argparse
 import json
+import mmap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,8 +44,7 @@ class Cache:
 
 def cached(store: dict[str, Tensor], **new: Tensor) -> list[Tensor]:
     """What is stored and what is new, joined along the sequence; all of it is stored for the next call."""
-    for name, value in new.items():
-        store[name] = torch.cat([store[name], value], dim=1) if name in store else value
+    store.update({name: torch.cat([store[name], x], dim=1) if name in store else x for name, x in new.items()})
     return [store[name] for name in new]
 
 
@@ -169,9 +168,7 @@ class Model(nn.Module):
 def generate(model: Model, tokens: Tensor, n_tokens: int, temperature: float = 0.0) -> Iterator[int]:
     """What follows the tokens, int64 [1, T], one by one, up to `n_tokens`; at temperature 0 always the likeliest."""
     cache = Cache()
-    if tokens.shape[1] > MAX_POSITIONS:
-        raise ValueError(f"{tokens.shape[1]} tokens are more than the {MAX_POSITIONS} positions of the model")
-    for _ in range(min(n_tokens, MAX_POSITIONS + 1 - tokens.shape[1])):
+    for _ in range(min(n_tokens, max(MAX_POSITIONS - tokens.shape[1], 1))):
         logits = model(tokens, cache=cache)[0, -1]
         token = torch.multinomial((logits / temperature).softmax(-1), 1) if temperature > 0 else logits.argmax()
         yield int(token)
@@ -183,30 +180,27 @@ def load(file: Path) -> Model:
     with torch.device("meta"):
         model = Model()
     with file.open("rb") as opened:
-        header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
-        start = opened.tell()
+        data = memoryview(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY))  # float32 stays in the file
+    start = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(bytes(data[8:start]))
     header.pop("__metadata__", None)
-    numbers = torch.from_file(str(file), size=file.stat().st_size, dtype=torch.uint8)  # mapped: float32 is not copied
     weights = {}
     for name, entry in header.items():
         for stored, here in RENAMED:
             name = name.replace(stored, here)
         first, last = (start + offset for offset in entry["data_offsets"])
-        weights[name] = numbers[first:last].view(DTYPES[entry["dtype"]]).view(entry["shape"]).float()
+        weights[name] = torch.frombuffer(data[first:last], dtype=DTYPES[entry["dtype"]]).view(entry["shape"]).float()
     model.load_state_dict(weights, assign=True)
     return model.eval()
 
 
 def show() -> None:
     """A pass over random tokens with random weights: the shape that leaves each part, and the number of parameters."""
-    model = Model().eval()
+    model, tokens = Model().eval(), torch.randint(VOCAB_SIZE, (1, 16))
     for name, module in model.named_modules():
         if name and (name.count(".") <= 1 or name.endswith("blocks.0")):
             module.register_forward_hook(lambda module, args, out, name=name: print(f"{name:<24} {list(out.shape)}"))
-    tokens = torch.randint(VOCAB_SIZE, (1, 16))
-    with torch.inference_mode():
-        logits = model(tokens)
-    print(f"{list(tokens.shape)} tokens -> {list(logits.shape)} logits")
+    print(f"{list(tokens.shape)} tokens -> {list(model(tokens).shape)} logits")
     print(f"{sum(parameter.numel() for parameter in model.parameters()):,} parameters")
 
 
@@ -222,14 +216,20 @@ def main() -> None:
     if args.prompt is None:
         show()
         return
-    from tokenizers import Tokenizer
+    if args.max_new_tokens < 0 or not (args.temperature == 0 or 1e-6 <= args.temperature < float("inf")):
+        parser.error("--max-new-tokens is 0 or more, --temperature 0 or from 0.000001 up")
+    try:
+        from tokenizers import Tokenizer
 
+        model = load(args.checkpoint / "model.safetensors")
+        tokenizer = Tokenizer.from_file(str(args.checkpoint / "tokenizer.json"))
+    except Exception as error:  # tokenizers raises nothing narrower
+        parser.error(f"{args.checkpoint} is no checkpoint of this model: {error}; give --checkpoint DIR")
+    tokenizer.encode_special_tokens = True  # control tokens that a prompt spells are text
+    ids = torch.tensor([tokenizer.encode(args.prompt).ids], dtype=torch.int64)
+    if not 0 < ids.shape[1] <= MAX_POSITIONS:
+        parser.error(f"the prompt has {ids.shape[1]} tokens, and this model reads 1 to {MAX_POSITIONS}")
     torch.manual_seed(args.seed)
-    weights, words = args.checkpoint / "model.safetensors", args.checkpoint / "tokenizer.json"
-    if not (weights.exists() and words.exists()):
-        parser.error(f"{args.checkpoint} has no model.safetensors and tokenizer.json: give --checkpoint DIR")
-    model, tokenizer = load(weights), Tokenizer.from_file(str(words))
-    ids = torch.tensor([tokenizer.encode(args.prompt).ids or parser.error("the prompt has no tokens")])
     print(tokenizer.decode(list(generate(model, ids, args.max_new_tokens, args.temperature))))
 
 

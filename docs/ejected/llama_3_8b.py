@@ -3,12 +3,12 @@
     python llama_3_8b.py                                 a pass with random weights
     python llama_3_8b.py --checkpoint DIR --prompt "…"   continues a text, with the weights and tokenizer of DIR
 
-Shapes: B batch, T tokens that come in, S tokens that are seen, H heads of queries, G heads of keys and values, D
-channels of a head, Dv of its values, C channels of the model, V words of the vocabulary.
+Shapes: B batch, T tokens in, S tokens seen, H query heads, G key heads, D of a head, Dv of values, C channels, V words.
 """
 
 import argparse
 import json
+import mmap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 VOCAB_SIZE = 128256  # V
+MAX_POSITIONS = 8192
 N_LAYERS = 32
 D_MODEL = 4096  # C
 N_HEADS = 32  # H
@@ -44,8 +45,7 @@ class Cache:
 
 def cached(store: dict[str, Tensor], **new: Tensor) -> list[Tensor]:
     """What is stored and what is new, joined along the sequence; all of it is stored for the next call."""
-    for name, value in new.items():
-        store[name] = torch.cat([store[name], value], dim=1) if name in store else value
+    store.update({name: torch.cat([store[name], x], dim=1) if name in store else x for name, x in new.items()})
     return [store[name] for name in new]
 
 
@@ -80,10 +80,9 @@ def rotate(x: Tensor, positions: Tensor) -> Tensor:
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """softmax(q·kᵀ / √D)·v over the keys that the mask shows (Vaswani et al. 2017, eq. 1).
 
-    q [B, T, H, D], k [B, S, G, D], v [B, S, G, Dv], mask [B or 1, 1, T, S] -> [B, T, H, Dv]. Each key head serves H / G
-    query heads (Ainslie et al. 2023).
+    q [B, T, H, D], k [B, S, G, D], v [B, S, G, Dv], mask [B or 1, 1, T, S] -> [B, T, H, Dv].
     """
-    k, v = (x.repeat_interleave(q.shape[2] // x.shape[2], dim=2) for x in (k, v))
+    k, v = (x.repeat_interleave(q.shape[2] // x.shape[2], dim=2) for x in (k, v))  # one for H / G heads of queries
     scores = torch.einsum("bthd,bshd->bhts", upcast(q), upcast(k)) * q.shape[-1] ** -0.5
     weights = scores.masked_fill(~mask, torch.finfo(scores.dtype).min).softmax(dim=-1)
     return torch.einsum("bhts,bshd->bthd", weights, upcast(v)).to(v.dtype)
@@ -106,8 +105,7 @@ class Attention(nn.Module):
         v = self.v(x).unflatten(-1, (N_KV_HEADS, D_HEAD))  # [B, T, G, D]
         q, k = rotate(q, positions), rotate(k, positions)
         k, v = cached(store, k=k, v=v)
-        z = attend(q, k, v, mask)  # [B, T, H, D]
-        return self.out(z.flatten(-2))
+        return self.out(attend(q, k, v, mask).flatten(-2))  # [B, T, H · D] -> [B, T, C]
 
 
 class FeedForward(nn.Module):
@@ -167,9 +165,8 @@ class Model(nn.Module):
         super().__init__()
         self.decoder = Decoder()
         self.head = nn.Linear(D_MODEL, VOCAB_SIZE, bias=False)
-        for parameter in self.parameters():
-            if parameter.dim() > 1:
-                nn.init.normal_(parameter, std=0.02)  # Radford et al. 2019
+        for matrix in (parameter for parameter in self.parameters() if parameter.dim() > 1):
+            nn.init.normal_(matrix, std=0.02)  # Radford et al. 2019
 
     def forward(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
         """int64 [B, T] after those in the cache, if any -> logits of the vocabulary, [B, T, V]."""
@@ -183,7 +180,7 @@ class Model(nn.Module):
 def generate(model: Model, tokens: Tensor, n_tokens: int, temperature: float = 0.0) -> Iterator[int]:
     """What follows the tokens, int64 [1, T], one by one, up to `n_tokens`; at temperature 0 always the likeliest."""
     cache = Cache()
-    for _ in range(n_tokens):
+    for _ in range(min(n_tokens, max(MAX_POSITIONS - tokens.shape[1], 1))):
         logits = model(tokens, cache=cache)[0, -1]
         token = torch.multinomial((logits / temperature).softmax(-1), 1) if temperature > 0 else logits.argmax()
         yield int(token)
@@ -195,16 +192,16 @@ def load(file: Path) -> Model:
     with torch.device("meta"):
         model = Model()
     with file.open("rb") as opened:
-        header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
-        start = opened.tell()
+        data = memoryview(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY))  # float32 stays in the file
+    start = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(bytes(data[8:start]))
     header.pop("__metadata__", None)
-    numbers = torch.from_file(str(file), size=file.stat().st_size, dtype=torch.uint8)  # mapped: float32 is not copied
     weights = {}
     for name, entry in header.items():
         for stored, here in RENAMED:
             name = name.replace(stored, here)
         first, last = (start + offset for offset in entry["data_offsets"])
-        weights[name] = numbers[first:last].view(DTYPES[entry["dtype"]]).view(entry["shape"]).float()
+        weights[name] = torch.frombuffer(data[first:last], dtype=DTYPES[entry["dtype"]]).view(entry["shape"]).float()
     model.load_state_dict(weights, assign=True)
     return model.eval()
 
@@ -212,14 +209,11 @@ def load(file: Path) -> Model:
 def show() -> None:
     """A pass on the meta device, as weights would fill 32 GB: the shape that leaves each part, and parameters."""
     with torch.device("meta"):
-        model = Model().eval()
+        model, tokens = Model().eval(), torch.randint(VOCAB_SIZE, (1, 16))
     for name, module in model.named_modules():
         if name and (name.count(".") <= 1 or name.endswith("blocks.0")):
             module.register_forward_hook(lambda module, args, out, name=name: print(f"{name:<24} {list(out.shape)}"))
-    tokens = torch.randint(VOCAB_SIZE, (1, 16), device="meta")
-    with torch.inference_mode():
-        logits = model(tokens)
-    print(f"{list(tokens.shape)} tokens -> {list(logits.shape)} logits")
+    print(f"{list(tokens.shape)} tokens -> {list(model(tokens).shape)} logits")
     print(f"{sum(parameter.numel() for parameter in model.parameters()):,} parameters")
 
 
@@ -235,14 +229,20 @@ def main() -> None:
     if args.prompt is None:
         show()
         return
-    from tokenizers import Tokenizer
+    if args.max_new_tokens < 0 or not (args.temperature == 0 or 1e-6 <= args.temperature < float("inf")):
+        parser.error("--max-new-tokens is 0 or more, --temperature 0 or from 0.000001 up")
+    try:
+        from tokenizers import Tokenizer
 
+        model = load(args.checkpoint / "model.safetensors")
+        tokenizer = Tokenizer.from_file(str(args.checkpoint / "tokenizer.json"))
+    except Exception as error:  # tokenizers raises nothing narrower
+        parser.error(f"{args.checkpoint} is no checkpoint of this model: {error}; give --checkpoint DIR")
+    tokenizer.encode_special_tokens = True  # control tokens that a prompt spells are text
+    ids = torch.tensor([tokenizer.encode(args.prompt).ids], dtype=torch.int64)
+    if not 0 < ids.shape[1] <= MAX_POSITIONS:
+        parser.error(f"the prompt has {ids.shape[1]} tokens, and this model reads 1 to {MAX_POSITIONS}")
     torch.manual_seed(args.seed)
-    weights, words = args.checkpoint / "model.safetensors", args.checkpoint / "tokenizer.json"
-    if not (weights.exists() and words.exists()):
-        parser.error(f"{args.checkpoint} has no model.safetensors and tokenizer.json: give --checkpoint DIR")
-    model, tokenizer = load(weights), Tokenizer.from_file(str(words))
-    ids = torch.tensor([tokenizer.encode(args.prompt).ids or parser.error("the prompt has no tokens")])
     print(tokenizer.decode(list(generate(model, ids, args.max_new_tokens, args.temperature))))
 
 

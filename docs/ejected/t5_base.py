@@ -1,15 +1,15 @@
 """t5-base: an encoder of 12 layers and a decoder of 12 layers, 222,903,552 parameters.
 
-    python t5_base.py                                 a pass with random weights
-    python t5_base.py --checkpoint DIR --prompt "…"   answers a text, with the weights and tokenizer of DIR
+    python t5_base.py                                            a pass with random weights
+    python t5_base.py --checkpoint DIR --prompt "…" --start ID   answers a text, with the weights and tokenizer of DIR
 
-Shapes: B batch, T tokens that come in, S tokens that are seen, H heads of queries, D channels of a head, Dv of its
-values, C channels of the model, V words of the vocabulary.
+Shapes: B batch, T tokens in, S tokens seen, H query heads, D of a head, Dv of values, C channels, V words.
 """
 
 import argparse
 import json
 import math
+import mmap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 VOCAB_SIZE = 32128  # V
+MAX_POSITIONS = 512
 N_LAYERS = 12
 D_MODEL = 768  # C
 N_HEADS = 12  # H
@@ -28,7 +29,6 @@ MAX_DISTANCE = 128
 HEAD_SCALE = 0.03608439182435161  # 1 / √C
 NORM_EPS = 1e-06
 DROPOUT = 0.1
-START_IDS = (0,)  # what a reply begins with
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 RENAMED = (("_norms.before.", "_norm."), ("encoder.embed.token.", "embed."))  # stored names, and ours
 
@@ -48,8 +48,7 @@ class Cache:
 
 def cached(store: dict[str, Tensor], **new: Tensor) -> list[Tensor]:
     """What is stored and what is new, joined along the sequence; all of it is stored for the next call."""
-    for name, value in new.items():
-        store[name] = torch.cat([store[name], value], dim=1) if name in store else value
+    store.update({name: torch.cat([store[name], x], dim=1) if name in store else x for name, x in new.items()})
     return [store[name] for name in new]
 
 
@@ -252,9 +251,8 @@ class Model(nn.Module):
         self.embed = nn.Embedding(VOCAB_SIZE, D_MODEL)  # one table for both texts
         self.encoder = Encoder()
         self.decoder = Decoder()
-        for parameter in self.parameters():
-            if parameter.dim() > 1:
-                nn.init.normal_(parameter, std=0.02)  # Radford et al. 2019
+        for matrix in (parameter for parameter in self.parameters() if parameter.dim() > 1):
+            nn.init.normal_(matrix, std=0.02)  # Radford et al. 2019
 
     def encode(self, source: Tensor, source_real: Tensor | None = None) -> Tensor:
         """int64 [B, S], and bool [B, S], True = no padding -> what the decoder reads of the source, [B, S, C]."""
@@ -279,10 +277,10 @@ class Model(nn.Module):
 
 
 @torch.inference_mode()
-def generate(model: Model, source: Tensor, n_tokens: int, temperature: float = 0.0) -> Iterator[int]:
-    """What answers the source, int64 [1, S], token by token, up to `n_tokens`; at temperature 0 the likeliest."""
-    cache, memory, tokens = Cache(), model.encode(source), source.new_tensor([list(START_IDS)])
-    for _ in range(n_tokens):
+def generate(model: Model, source: Tensor, start: list[int], n_tokens: int, temperature: float = 0.0) -> Iterator[int]:
+    """What answers the source, int64 [1, S], after the ids `start`; at temperature 0 always the likeliest."""
+    cache, memory, tokens = Cache(), model.encode(source), source.new_tensor([start])
+    for _ in range(min(n_tokens, max(MAX_POSITIONS - tokens.shape[1], 1))):
         logits = model.decode(tokens, memory, cache=cache)[0, -1]
         token = torch.multinomial((logits / temperature).softmax(-1), 1) if temperature > 0 else logits.argmax()
         yield int(token)
@@ -294,30 +292,27 @@ def load(file: Path) -> Model:
     with torch.device("meta"):
         model = Model()
     with file.open("rb") as opened:
-        header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
-        start = opened.tell()
+        data = memoryview(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY))  # float32 stays in the file
+    start = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(bytes(data[8:start]))
     header.pop("__metadata__", None)
-    numbers = torch.from_file(str(file), size=file.stat().st_size, dtype=torch.uint8)  # mapped: float32 is not copied
     weights = {}
     for name, entry in header.items():
         for stored, here in RENAMED:
             name = name.replace(stored, here)
         first, last = (start + offset for offset in entry["data_offsets"])
-        weights[name] = numbers[first:last].view(DTYPES[entry["dtype"]]).view(entry["shape"]).float()
+        weights[name] = torch.frombuffer(data[first:last], dtype=DTYPES[entry["dtype"]]).view(entry["shape"]).float()
     model.load_state_dict(weights, assign=True)
     return model.eval()
 
 
 def show() -> None:
     """A pass over random tokens with random weights: the shape that leaves each part, and the number of parameters."""
-    model = Model().eval()
+    model, tokens = Model().eval(), torch.randint(VOCAB_SIZE, (1, 16))
     for name, module in model.named_modules():
         if name and (name.count(".") <= 1 or name.endswith("blocks.0")):
             module.register_forward_hook(lambda module, args, out, name=name: print(f"{name:<24} {list(out.shape)}"))
-    tokens = torch.randint(VOCAB_SIZE, (1, 16))
-    with torch.inference_mode():
-        logits = model(tokens, source=tokens)
-    print(f"{list(tokens.shape)} tokens -> {list(logits.shape)} logits")
+    print(f"{list(tokens.shape)} tokens -> {list(model(tokens, source=tokens).shape)} logits")
     print(f"{sum(parameter.numel() for parameter in model.parameters()):,} parameters")
 
 
@@ -326,6 +321,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__), formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompt", help="a text to answer; without one a pass with random weights is shown")
     parser.add_argument("--checkpoint", type=Path, default=Path(__file__).parent, help="a folder of anyformer")
+    parser.add_argument("--start", type=int, nargs="+", default=[], help="ids that an answer begins with")
     parser.add_argument("--max-new-tokens", type=int, default=64, help="how many to add at most")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest token")
     parser.add_argument("--seed", type=int, default=0)
@@ -333,15 +329,23 @@ def main() -> None:
     if args.prompt is None:
         show()
         return
-    from tokenizers import Tokenizer
+    if args.max_new_tokens < 0 or not (args.temperature == 0 or 1e-6 <= args.temperature < float("inf")):
+        parser.error("--max-new-tokens is 0 or more, --temperature 0 or from 0.000001 up")
+    if not args.start or not all(0 <= index < VOCAB_SIZE for index in args.start):
+        parser.error(f"--start is needed, ids from 0 to {VOCAB_SIZE - 1}: nothing else says how an answer begins")
+    try:
+        from tokenizers import Tokenizer
 
+        model = load(args.checkpoint / "model.safetensors")
+        tokenizer = Tokenizer.from_file(str(args.checkpoint / "tokenizer.json"))
+    except Exception as error:  # tokenizers raises nothing narrower
+        parser.error(f"{args.checkpoint} is no checkpoint of this model: {error}; give --checkpoint DIR")
+    tokenizer.encode_special_tokens = True  # control tokens that a prompt spells are text
+    ids = torch.tensor([tokenizer.encode(args.prompt).ids], dtype=torch.int64)
+    if not 0 < ids.shape[1] <= MAX_POSITIONS:
+        parser.error(f"the prompt has {ids.shape[1]} tokens, and this model reads 1 to {MAX_POSITIONS}")
     torch.manual_seed(args.seed)
-    weights, words = args.checkpoint / "model.safetensors", args.checkpoint / "tokenizer.json"
-    if not (weights.exists() and words.exists()):
-        parser.error(f"{args.checkpoint} has no model.safetensors and tokenizer.json: give --checkpoint DIR")
-    model, tokenizer = load(weights), Tokenizer.from_file(str(words))
-    ids = torch.tensor([tokenizer.encode(args.prompt).ids or parser.error("the prompt has no tokens")])
-    print(tokenizer.decode(list(generate(model, ids, args.max_new_tokens, args.temperature))))
+    print(tokenizer.decode(list(generate(model, ids, args.start, args.max_new_tokens, args.temperature))))
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def module_of(file):
     return names
 
 
-class Stop(Exception):
+class Stop(BaseException):
     """Enough has been seen."""
 
 
@@ -171,6 +171,18 @@ def test_weights_kept_in_codes_are_written_as_floats(tmp_path, scores):
 def test_a_checkpoint_without_a_tokenizer_says_that_no_prompt_is_read(tmp_path):
     said = run(saved(tmp_path / "mine", tokenizer=False), "--out", tmp_path / "model.py")
     assert "no tokenizer" in said.stderr
+    assert "--prompt" not in said.stdout
+
+
+def test_a_bare_encoder_decoder_is_told_how_answers_begin(tmp_path):
+    assert '--prompt "…" --start ID' in run("t5-small", "--out", tmp_path / "model.py").stdout
+
+
+def test_a_file_where_a_folder_is_meant_is_named(tmp_path):
+    (tmp_path / "m.py").touch()
+    with pytest.raises(UserError, match="a folder is meant, and this is a file") as caught:
+        run("llama-tiny", "--out", tmp_path / "m.py" / "x" / "y.py")
+    assert caught.value.where == tmp_path / "m.py"
 
 
 def test_a_mistake_about_the_source_is_that_of_other_verbs(tmp_path):

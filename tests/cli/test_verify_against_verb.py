@@ -74,6 +74,16 @@ def test_a_specification_is_compared_with_weights_that_hide_nothing(tmp_path):
     assert "attention_norm" in run(tmp_path / "spec.json", "--against", path, code=1).stdout
 
 
+def test_what_a_file_prints_past_python_is_no_part_of_the_json(checkpoint, file, capfd):
+    text = "import os\nimport sys\n" + file.read_text(encoding="utf-8")
+    loud = "        os.write(1, b'written')\n        print('to stdout', file=sys.__stdout__)\n        normed = wide"
+    file.write_text(text.replace("        normed = wide", loud), encoding="utf-8")
+    verify(str(checkpoint), None, 0, file, as_json=True)
+    said = capfd.readouterr()
+    assert json.loads(said.out)["holds"] is True
+    assert "written" in said.err
+
+
 def test_laws_and_a_file_do_not_go_together(checkpoint, file):
     with pytest.raises(UserError, match="one of them"):
         run(checkpoint, "--against", file, "--laws", "plan")

@@ -81,7 +81,7 @@ FIRST = {
     "activation": (("F.silu(", "F.gelu("), ("0.ffn.down", "0.ffn.up")),
     "scores": (("return self.head(hidden)", "return self.head(hidden) + 1e-8"), ("scores", "head")),
     "cache": (
-        ("torch.cat([store[name], value], dim=1)", "torch.cat([value, store[name]], dim=1)"),
+        ("torch.cat([store[name], x], dim=1)", "torch.cat([x, store[name]], dim=1)"),
         ("call with a cache for tokens 2 to 7", "call with a cache for tokens 0 to 1"),
     ),
     "shape": (("self.final_norm(x)", "self.final_norm(x)[:, 1:]"), ("decoder", "decoder.final_norm")),
@@ -229,7 +229,7 @@ def test_a_file_that_raises_while_it_runs_names_its_line(file):
     assert caught.value.where == f"{path}, line {line}"
     assert caught.value.got == "NameError: name 'silly' is not defined"
     with pytest.raises(UserError, match="while it is run with padding and a cache"):
-        compare(RECIPE, file(RECIPE, ("torch.cat([store[name], value], dim=1)", "store[name].gone")))
+        compare(RECIPE, file(RECIPE, ("torch.cat([store[name], x], dim=1)", "store[name].gone")))
     with pytest.raises(UserError, match="something else than a tensor"):
         compare(RECIPE, file(RECIPE, ("return self.head(hidden)", "return [self.head(hidden)]")))
 
@@ -253,6 +253,28 @@ def test_what_is_no_number_differs_without_a_fault(file):
     found = compare(RECIPE, file(RECIPE, ("F.silu(", "torch.log(")))
     assert found.first.name == "decoder.blocks.0.ffn.down"
     assert found.first.error == math.inf
+
+
+def test_weights_that_are_no_numbers_are_no_edit(file):
+    """What both make nothing of is the same, and an edit before it is found."""
+    model = fresh(expand(RECIPE), 2)
+    with torch.no_grad():
+        model.decoder.blocks[1].ffn.up.weight[3] = math.nan
+    found = against(model, file(RECIPE), 2, "mine")
+    assert found.holds
+    found = against(model, file(RECIPE, ("x + self.ffn(", "x + 1.01 * self.ffn(")), 2, "mine")
+    assert (found.first.name, len(found.first.place)) == ("decoder.blocks.0", 3)
+    found = against(model, file(RECIPE, ("F.silu(", "torch.nan_to_num(")), 2, "mine")
+    assert found.first.name == "decoder.blocks.0.ffn.down"
+
+
+def test_whatever_a_file_raises_is_said(file):
+    """Even what is no Exception; an interrupt is the user's."""
+    for raised in ("BaseException('so')", "SystemExit(3)", "GeneratorExit()"):
+        with pytest.raises(UserError, match="while it is run"):
+            compare(RECIPE, file(RECIPE, ("normed = wide", f"raise {raised}\n        normed = wide")))
+    with pytest.raises(KeyboardInterrupt):
+        compare(RECIPE, file(RECIPE, ("normed = wide", "raise KeyboardInterrupt\n        normed = wide")))
 
 
 def test_parameters_that_an_edit_adds_keep_what_the_file_makes_of_them(file):

@@ -66,7 +66,7 @@ def edited(monkeypatch, old, new):
     ("recipe", "old", "new", "where"),
     [
         (models.recipe(), "NORM_EPS = 1e-06", "NORM_EPS = 1e-03", "scores"),
-        (models.recipe(), "torch.cat([store[name], value], dim=1)", "torch.cat([value, store[name]], dim=1)", CACHE),
+        (models.recipe(), "torch.cat([store[name], x], dim=1)", "torch.cat([x, store[name]], dim=1)", CACHE),
         (models.recipe(), "F.silu(self.gate(x))", "F.silu(self.gate(x)).detach()", "gradient of"),
         (LABELS, "(k <= q) & real[:, None, None, :]", "(k <= q)", "scores of padded rows"),
         (models.BOTH, "self.encode(source, source_real)", "self.encode(source)", "scores of padded sources"),

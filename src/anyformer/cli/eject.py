@@ -47,17 +47,20 @@ def eject(
         _spare(Path(source), meant, target)
     if isinstance(meant, Path):
         text_of(load_spec(meant))  # What no file can say is refused before gigabytes are read.
-        text = text_of(*_checkpoint(source, meant, target, force=force))
+        checkpoint, around = _checkpoint(source, meant, target, force=force)
+        spec, prompted, more = checkpoint.spec, checkpoint.tokenizer is not None, ""
     else:
-        text = text_of(meant, Surroundings(name=_name(source), file="model.py" if target is None else target.name))
+        around = Surroundings(name=_name(source), file="model.py" if target is None else target.name)
+        spec, prompted, more = meant, True, " --checkpoint DIR"
+    text = text_of(spec, around)
     if target is None:
         sys.stdout.write(text)
         return
     write_text(target, text)
     script = shlex.quote(str(target))
-    more = "" if isinstance(meant, Path) else "--checkpoint DIR "
+    more += ' --prompt "…"' + (" --start ID" if around.asks_for_start(spec) else "")
     typer.echo(f"{target}: {len(text.splitlines())} lines")
-    typer.echo(f'run it: python {script}, or python {script} {more}--prompt "…"')
+    typer.echo(f"run it: python {script}" + (f", or python {script}{more}" if prompted else ""))
 
 
 def _free(path: Path, *, force: bool) -> Path:
@@ -65,6 +68,9 @@ def _free(path: Path, *, force: bool) -> Path:
     if path.is_dir():
         raise UserError("--out is a file, and this is a folder", where=path, remedy=f"--out {path / 'model.py'}")
     if not path.parent.is_dir():
+        file = next((each for each in path.parents if each.exists() and not each.is_dir()), None)
+        if file is not None:
+            raise UserError("a folder is meant, and this is a file", where=file, remedy="choose another name")
         raise UserError("there is no such folder to write to", where=path.parent, remedy=f"mkdir -p {path.parent}")
     if path.exists() and not path.is_file():
         raise UserError("there is something else than a file", where=path, remedy="choose another name")
@@ -85,8 +91,8 @@ def _name(source: str) -> str:
     return path.name or "model"
 
 
-def _checkpoint(source: str, found: Path, target: Path | None, *, force: bool) -> "tuple[ModelSpec, Surroundings]":
-    """A checkpoint's specification, and what its file must know beside it, once its weights lie where it reads them."""
+def _checkpoint(source: str, found: Path, target: Path | None, *, force: bool) -> "tuple[Checkpoint, Surroundings]":
+    """A checkpoint, and what its file must know of it, once its weights lie where the file reads them."""
     from rich.console import Console
 
     folder = found if _is_plain(found) else _beside(target, found, force=force)
@@ -103,7 +109,7 @@ def _checkpoint(source: str, found: Path, target: Path | None, *, force: bool) -
         typer.echo(f"{folder}: the weights as the file reads them, {size / 1e6:,.0f} MB", err=True)
     if checkpoint.tokenizer is None:
         typer.echo("the checkpoint has no tokenizer, so that --prompt cannot be read", err=True)
-    return checkpoint.spec, _surroundings(checkpoint, _name(source), folder, target)
+    return checkpoint, _surroundings(checkpoint, _name(source), folder, target)
 
 
 def _is_plain(found: Path) -> bool:

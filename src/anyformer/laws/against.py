@@ -19,7 +19,7 @@ from anyformer.errors import UserError
 from anyformer.laws.draw import Draw, dtype_of, longest, outputs
 from anyformer.laws.eject import Ejected, Pair, cached_calls, ejected, padded_rows
 from anyformer.laws.foreign import code_of, run_file, running
-from anyformer.laws.result import TOLERANCES, error_of
+from anyformer.laws.result import TOLERANCES, distance, error_of_finite
 from anyformer.nn.model import Model
 from anyformer.nn.quantised import dequantised_state
 
@@ -181,7 +181,7 @@ def _compare(model: Model, file: Ejected, path: Path, seed: int, subject: str, d
         ours, want = _trace(core, lambda: outputs(core, inputs), file.here)
         plain = ejected(core)
         unedited, _ = _trace(plain.model, lambda: plain(inputs))
-        shared = {n for n, x in unedited.items() if n in ours and error_of(x, ours[n]) <= tolerance}
+        shared = {n for n, x in unedited.items() if n in ours and error_of_finite(x, ours[n]) <= tolerance}
         sites = [_site(name, theirs[name], x, tolerance) for name, x in ours.items() if name in shared & theirs.keys()]
         sites.append(_site(SCORES, said, want, tolerance))
         if sites[-1].holds:
@@ -240,10 +240,10 @@ def _hooks(model: nn.Module, see: Callable[[str, object], None]) -> Iterator[Non
 
 
 def _site(name: str, got: Tensor, want: Tensor, tolerance: float) -> Site:
-    error = error_of(got, want)
+    error = error_of_finite(got, want)
     place: tuple[int, ...] = ()
     if got.shape == want.shape and want.numel():
-        worst = (got.double() - want.double()).abs().argmax()
+        worst = distance(got, want).argmax()
         place = tuple(int(i) for i in torch.unravel_index(worst, want.shape))
     return Site(name, error, error <= tolerance, tuple(want.shape), tuple(got.shape), place)
 

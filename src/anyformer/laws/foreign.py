@@ -1,9 +1,10 @@
 """A Python file of the user's own: read, compiled and run, each of its mistakes in words. Imports no torch."""
 
+import os
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from types import CodeType, ModuleType
 
@@ -50,6 +51,8 @@ def run_file(path: Path, code: CodeType) -> ModuleType:
 def running(path: Path, doing: str) -> Iterator[None]:
     """While code of the file runs: what it prints goes to stderr, what it raises becomes a `UserError`.
 
+    An interrupt is the user's, and stays one.
+
     Args:
         path: of the file, from whose folder it may import as it may when it is run by itself.
         doing: what is done with it, after "while it".
@@ -57,13 +60,39 @@ def running(path: Path, doing: str) -> Iterator[None]:
     folder = str(path.resolve().parent)
     sys.path.insert(0, folder)
     try:
-        with redirect_stdout(sys.stderr):
+        with redirect_stdout(sys.stderr), _descriptor_of_stdout_is_that_of_stderr():
             yield
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # Whatever a file of anyone's raises is no end of ours.
         raise _in_words(error, path, doing) from error
     finally:
         if folder in sys.path:
             sys.path.remove(folder)
+
+
+@contextmanager
+def _descriptor_of_stdout_is_that_of_stderr() -> Iterator[None]:
+    """Descriptor 1 stands for stderr, so that what is written past `sys.stdout` is no part of what we print."""
+    _flush()
+    try:
+        kept = os.dup(1)
+        os.dup2(2, 1)
+    except OSError:  # One of the two is closed: nothing can go astray.
+        yield
+        return
+    try:
+        yield
+    finally:
+        _flush()
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.__stdout__):
+        with suppress(OSError, ValueError, AttributeError):  # It may be closed, or none at all.
+            stream.flush()  # type: ignore[union-attr]
 
 
 def _in_words(error: BaseException, path: Path, doing: str) -> UserError:

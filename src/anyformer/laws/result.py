@@ -57,6 +57,21 @@ def error_of(got: Tensor, want: Tensor) -> float:
     return error if isfinite(error) else inf
 
 
+def distance(got: Tensor, want: Tensor) -> Tensor:
+    """|got − want| in float64; 0 where neither is a finite number, infinite where one of them is none."""
+    got, want = got.double(), want.double()
+    neither = ~(got.isfinite() | want.isfinite())
+    return (got - want).abs().nan_to_num(nan=inf).masked_fill(neither, 0.0)
+
+
+def error_of_finite(got: Tensor, want: Tensor) -> float:
+    """`error_of` for weights that are no numbers: places at which both are none count nothing."""
+    finite = want.isfinite()
+    if got.shape == want.shape and torch.equal(finite, got.isfinite()):
+        got, want = got[finite], want[finite]
+    return error_of(got, want)
+
+
 class Findings:
     """The comparisons of one law, of which the worst counts.
 

@@ -7,7 +7,8 @@ from textwrap import fill
 from typing import Any
 
 from anyformer.planning import parameters
-from anyformer.spec.parts import LanguageHead, Learned, ModelSpec
+from anyformer.spec.parts import LanguageHead, Learned, ModelSpec, StackSpec
+from anyformer.spec.positions import LongRopeScaling, Rope
 from anyformer.weights.eject.compose import compose
 from anyformer.weights.eject.constants import Constants
 from anyformer.weights.eject.format import wrapped
@@ -20,6 +21,7 @@ _IMPORTS = (
     ("argparse.", "import argparse"),
     ("json.", "import json"),
     ("math.", "import math"),
+    ("mmap.", "import mmap"),
     ("Iterator[", "from collections.abc import Iterator"),
     ("Path", "from pathlib import Path"),
 )
@@ -39,7 +41,7 @@ class Surroundings:
         words: how many ids the tokenizer has, where the vocabulary has more; the rest are never generated.
         suffix: how many ids the tokenizer puts behind a text, which a text that goes on does not have.
         ends: ids that end a reply.
-        start: ids that the target of an encoder–decoder begins with.
+        start: ids that the target of an encoder–decoder begins with; where none are named, the file asks for them.
         suppressed: ids that are never generated.
     """
 
@@ -51,6 +53,10 @@ class Surroundings:
     ends: tuple[int, ...] = ()
     start: tuple[int, ...] = ()
     suppressed: tuple[int, ...] = ()
+
+    def asks_for_start(self, spec: ModelSpec) -> bool:
+        """Whether the file must be told with which ids an answer begins."""
+        return spec.generates and spec.encoder is not None and not self.start
 
 
 def eject(spec: ModelSpec, surroundings: Surroundings | None = None) -> str:
@@ -69,7 +75,7 @@ def eject(spec: ModelSpec, surroundings: Surroundings | None = None) -> str:
         sections.append(_generate(spec, around, constants))
     sections.append(_loader(choices, constants))
     sections.append(_main(spec, around, constants, count))
-    text = _with_helpers(spec, "\n\n".join(sections), constants)
+    text = _with_helpers(spec, "\n\n".join(sections), constants, shapes=count > _LARGE)
     assignments, text = constants.put(text)
     return wrapped(f"{_head(spec, around, count)}\n{_imports(text)}\n{assignments}\n\n{text}")
 
@@ -91,8 +97,10 @@ def model_text(spec: ModelSpec, *, padded: bool) -> tuple[str, tuple[tuple[str, 
     return wrapped(f"{_imports(text)}\n{assignments}\n\n{text}"), tuple(choices.renamed)
 
 
-def _with_helpers(spec: ModelSpec, text: str, constants: Constants) -> str:
-    """The text with those small functions in front that it calls."""
+def _with_helpers(spec: ModelSpec, text: str, constants: Constants, *, shapes: bool = False) -> str:
+    """The text with those small functions in front that it calls; `shapes`: they are called without numbers too."""
+    if "sent(" in text:
+        text = _piece("nn/sent.py.jinja", constants, {}, {"shapes": shapes}) + "\n\n" + text
     if "quick_gelu(" in text:
         text = _piece("nn/quick_gelu.py.jinja", constants) + "\n\n" + text
     if "best_of(" in text:
@@ -124,7 +132,8 @@ def _piece(
 def _generate(spec: ModelSpec, around: Surroundings, constants: Constants) -> str:
     both = spec.encoder is not None
     assert spec.decoder is not None
-    learned = isinstance(spec.decoder.embed.position, Learned)
+    limited = spec.decoder.max_positions is not None
+    turns = turning_lengths(spec.decoder)
     numbers: dict[str, Any] = {}
     if around.ends:
         numbers["END_IDS"] = around.ends
@@ -132,13 +141,18 @@ def _generate(spec: ModelSpec, around: Surroundings, constants: Constants) -> st
         numbers["N_WORDS"] = around.words
     if around.suppressed:
         numbers["SUPPRESSED_IDS"] = around.suppressed
-    if both:
-        numbers["START_IDS"] = around.start or (0,)
-    if learned:
+    if both and around.start:
+        numbers["START_IDS"] = around.start
+    if limited:
         numbers["MAX_POSITIONS"] = spec.decoder.max_positions
+    if turns:
+        numbers |= {"ROPE_ORIGINAL": turns[0]} if len(turns) == 1 else {"ROPE_ORIGINALS": turns}
     flags = {
         "both": both,
-        "learned": learned,
+        "started": bool(around.start),
+        "prefix": not both and any(block.attention.mask.kind == "prefix" for block in spec.decoder.blocks),
+        "turns": bool(turns),
+        "limited": limited,
         "ends": bool(around.ends),
         "suppressed": bool(around.suppressed),
     }
@@ -146,8 +160,16 @@ def _generate(spec: ModelSpec, around: Surroundings, constants: Constants) -> st
         "SUPPRESSED_LIST": "list(SUPPRESSED_IDS)",
         "[START_IDS]": "[list(START_IDS)]",
         ", -1, :N_WORDS]": ", -1]" if around.words is None else ", -1, :N_WORDS]",
+        "TURNS_AT": "== ROPE_ORIGINAL" if len(turns) == 1 else "in ROPE_ORIGINALS",
     }
     return _piece("infer/decode.py.jinja", constants, texts, flags, numbers)
+
+
+def turning_lengths(decoder: StackSpec) -> tuple[int, ...]:
+    """Lengths past which a row's tokens all turn by other divisors, those before it too."""
+    positions = [block.attention.position for block in decoder.blocks]
+    scalings = [position.scaling for position in positions if isinstance(position, Rope)]
+    return tuple(sorted({scaling.original for scaling in scalings if isinstance(scaling, LongRopeScaling)}))
 
 
 def _loader(choices: Choices, constants: Constants) -> str:
@@ -162,39 +184,36 @@ def _loader(choices: Choices, constants: Constants) -> str:
     return _piece("weights/own.py.jinja", constants, {}, {"renamed": bool(renamed)})
 
 
-def _shows(spec: ModelSpec, count: int) -> str:
-    """What the file shows without weights: a real pass, one without numbers, or none but the parameters.
-
-    Without numbers nobody knows which experts a token goes to.
-    """
-    if count <= _LARGE:
-        return "real"
-    return "none" if any(b.ffn.kind == "moe" for s in spec.stacks.values() for b in s.blocks) else "meta"
-
-
 def _beneath(path: str) -> str:
     """A way from the file's folder, as Python writes it; what cannot be shown is escaped, JSON's way being Python's."""
     return "" if path == "." else f" / {json.dumps(path, ensure_ascii=not path.isprintable())}"
 
 
 def _main(spec: ModelSpec, around: Surroundings, constants: Constants, count: int) -> str:
-    show = _shows(spec, count)
     both = spec.encoder is not None and spec.decoder is not None
     longest = [s.max_positions for s in spec.stacks.values() if isinstance(s.embed.position, Learned)]
     shown = min([16, *(n for n in longest if n is not None)])
     cut = around.suffix > 0 and spec.generates and not both
-    flags = {"show": show, "both": both, "generates": spec.generates, "cut": cut}
+    limit = next(iter(spec.stacks.values())).max_positions  # of the stack that reads the prompt
+    flags = {
+        "meta": count > _LARGE,
+        "begins": around.asks_for_start(spec),
+        "limited": limit is not None,
+        "generates": spec.generates,
+        "cut": cut,
+    }
     texts = {
         "GIGABYTES": f"{count * 4 / 1e9:,.0f}",
         "SHOWN_SCORES": "hidden states" if spec.head is None else "logits",
-        "PROMPT_HELP": f"a text to {_does(spec)}; without one {_shown(show)} shown",
-        "LAST_LAYER": str(spec.last.n_layers - 1),
+        "PROMPT_HELP": f"a text to {_does(spec)}; without one a pass with random weights is shown",
         "SHOWN": str(shown),
-        ", device=TOKENS_DEVICE": ', device="meta"' if show == "meta" else "",
+        "MODEL_READS": "tokens, source=tokens" if both else "tokens",
         "ENCODED": "tokenizer.encode(args.prompt).ids" + ("[:-SUFFIX_IDS]" if cut else ""),
         "CHECKPOINT_DEFAULT": f"Path(__file__).parent{_beneath(around.checkpoint)}",
     }
     numbers = {"VOCAB_SIZE": spec.vocab_size} | ({"SUFFIX_IDS": around.suffix} if cut else {})
+    if limit is not None:
+        numbers["MAX_POSITIONS"] = limit
     return _piece("weights/eject/main.py.jinja", constants, texts, flags, numbers)
 
 
@@ -206,14 +225,14 @@ def _head(spec: ModelSpec, around: Surroundings, count: int) -> str:
     )
     own, plain = around.checkpoint != ".", f"python {_plain(around.file)}"
     prompt = f'{plain} --prompt "…"' if own else f'{plain} --checkpoint DIR --prompt "…"'
+    prompt += " --start ID" if around.asks_for_start(spec) else ""
     does = {"continue": "continues a text", "answer": "answers a text", "read": "reads a text"}[_does(spec)]
     whose = "its checkpoint" if own else "DIR"
-    shown = _shown(_shows(spec, count)).rpartition(" ")[0]
     return (
         f'"""{_plain(around.name)}: {stacks}, {count:,} parameters.\n\n'
-        f"    {plain:<{len(prompt)}}   {shown}\n"
+        f"    {plain:<{len(prompt)}}   a pass with random weights\n"
         f"    {prompt}   {does}, with the weights and tokenizer of {whose}\n\n"
-        f"{fill(_letters(spec), 116)}\n"
+        f"{fill(_letters(spec), 120)}\n"
         '"""\n'
     )
 
@@ -223,23 +242,18 @@ def _does(spec: ModelSpec) -> str:
     return "read" if not spec.generates else "answer" if spec.encoder is not None else "continue"
 
 
-def _shown(show: str) -> str:
-    """What the file shows by itself, and the verb of it."""
-    return "its parameters are" if show == "none" else "a pass with random weights is"
-
-
 def _letters(spec: ModelSpec) -> str:
     """The letters of the shapes in the file, with what they are."""
     blocks = [block for stack in spec.stacks.values() for block in stack.blocks]
     attentions = [a for block in blocks for a in (block.attention, block.cross) if a is not None]
-    said = ["B batch", "T tokens that come in", "S tokens that are seen", "H heads of queries"]
+    said = ["B batch", "T tokens in", "S tokens seen", "H query heads"]
     if any(a.n_kv_heads != a.n_heads for a in attentions):
-        said.append("G heads of keys and values")
-    said += ["D channels of a head", "Dv of its values", "C channels of the model"]
+        said.append("G key heads")
+    said += ["D of a head", "Dv of values", "C channels"]
     if any(block.ffn.kind == "moe" for block in blocks):
         said.append("E experts")
     if isinstance(spec.head, LanguageHead):
-        said.append("V words of the vocabulary")
+        said.append("V words")
     return f"Shapes: {', '.join(said)}."
 
 

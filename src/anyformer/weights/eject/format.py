@@ -1,6 +1,7 @@
 """Lines that grew past the page, broken as the formatter of the house breaks them."""
 
 import re
+from itertools import chain
 
 WIDTH = 120
 _OPEN, _CLOSE = "([{", ")]}"
@@ -23,10 +24,13 @@ def wrapped(text: str) -> str:
 def tidied(text: str) -> str:
     """The text without a name for what is returned on the next line, and without a constructor that does nothing."""
     text = _RETURNED.sub(r"\1return \3", text)
+    text = _ATTENDED.sub(r"\1return self.out(\2.flatten(-2))  # [B, T, H · D] -> [B, T, C]", text)
     return _IDLE.sub("    def ", _CAST.sub(r"\1return \3\4", text))
 
 
 _RETURNED = re.compile(r"^( +)(\w+) = (.+)\n\1return \2$", re.M)
+# Where it takes nothing but q, k, v and a mask: more would not fit in a line.
+_ATTENDED = re.compile(r"^( +)z = (attend\w*\(q, k, v, mask\)).*\n\1return self\.out\(z\.flatten\(-2\)\)$", re.M)
 # A call alone: of a sum or a product the method would bind to the last part.
 _CALLED = r"torch\.\w+\((?:[^()]|\([^()]*\))*\)"
 _CAST = re.compile(rf"^( +)(\w+) = ({_CALLED})\n\1return \2(\.to\(x\.dtype\))$", re.M)
@@ -40,6 +44,22 @@ def _broken(line: str) -> list[str]:
     indent, code, comment = found[1], found[2], found[3] or ""
     if len(indent) + len(code) <= WIDTH and not comment:
         return [line]
+    assigned = re.match(r"^([\w, ]+ = )(.+)$", code)
+    if assigned is not None:
+        right = assigned[2]
+        elements = _divided(right, ",")
+        if len(elements) > 1:
+            inside = [f"{each}," for each in elements]
+        elif right[-1] not in _CLOSE and len(indent) + 4 + len(right) <= WIDTH:
+            inside = [right]
+        elif right[-1] not in _CLOSE:
+            first, *others = _divided(right, " / ")
+            inside = [first, *(f"/ {each}" for each in others)] if others else []
+        else:
+            inside = []
+        if inside:
+            parts = [f"{indent}    {each}" for each in inside]
+            return [f"{indent}{assigned[1]}(", *chain.from_iterable(map(_fitted, parts)), f"{indent}){comment}"]
     pair = _last_pair(code)
     if pair is None:
         return [line]
@@ -53,10 +73,11 @@ def _broken(line: str) -> list[str]:
     parts = [f"{each}," for each in _divided(inner.rstrip(","), ",")]
     if len(clauses) > 1:
         parts = [clauses[0], *(f"for {each}" for each in clauses[1:])]
-    for part in parts:
-        each = f"{deeper}{part}"
-        found_lines += _broken(each) if len(each) > WIDTH else [each]
-    return [*found_lines, tail]
+    return [*found_lines, *chain.from_iterable(_fitted(f"{deeper}{part}") for part in parts), tail]
+
+
+def _fitted(line: str) -> list[str]:
+    return _broken(line) if len(line) > WIDTH else [line]
 
 
 def _last_pair(code: str) -> tuple[int, int] | None:

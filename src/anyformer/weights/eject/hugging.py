@@ -21,7 +21,7 @@ from anyformer.spec.parts import ModelSpec, Pooler
 from anyformer.weights.carried import Renamed, carrying, family_of
 from anyformer.weights.config import Reading, write_config
 from anyformer.weights.eject.constants import Constants
-from anyformer.weights.eject.file import model_text
+from anyformer.weights.eject.file import model_text, turning_lengths
 from anyformer.weights.eject.format import wrapped
 from anyformer.weights.eject.render import render
 from anyformer.weights.eject.sublayers import ACTIVATIONS
@@ -168,6 +168,7 @@ def _code(spec: ModelSpec, task: _Task, model: str, body: str, why: str) -> str:
         r"^class (\w+)\(nn\.Module\):\n(?:(?!class ).*\n)*?.*\(1 \+ upcast\(self\.weight\)\)", body, re.MULTILINE
     )
     generates = task.kind in ("causal", "seq2seq")
+    turns = turning_lengths(spec.decoder) if spec.decoder is not None else ()
     flags = {
         "kind": task.kind,
         "both": both,
@@ -179,10 +180,14 @@ def _code(spec: ModelSpec, task: _Task, model: str, body: str, why: str) -> str:
         "offset": bool(offset),
         "pooler": spec.pooler is not None,
         "choice_bias": "choice_bias" in body,
+        "turns": bool(turns),
     }
     given = {"real=real": True, "types=token_type_ids": types, "prefix=prefix_lengths": prefix, "cache=own": cached}
     texts = {
         "CLASS_NAME": model,
+        "OWN_MASK": "decoder_attention_mask" if both else "attention_mask",
+        "OWN_IDS": "decoder_input_ids" if both else "input_ids",
+        "TURNS_LIST": repr(turns),
         "BASES": ", ".join(["PreTrainedModel", *(["GenerationMixin"] if generates else []), "Model"]),
         "OUTPUT_TYPE": task.output,
         "SCORES_SAID": task.gives,
