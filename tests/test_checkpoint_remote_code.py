@@ -160,6 +160,11 @@ def test_what_it_cannot_use_is_refused(tmp_path):
     assert model.resize_token_embeddings(61) is model.get_input_embeddings()
     with pytest.raises(ValueError, match="this file is for 61 words"):
         model.resize_token_embeddings(70)
+    with pytest.raises(ValueError, match="this file is for 61 words"):
+        model.resize_token_embeddings(61, pad_to_multiple_of=8)
+    settings = {"attention_mask": real.long(), "max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
+    whole = model.generate(tokens, **settings)
+    assert torch.equal(model.generate(tokens, **settings, prefill_chunk_size=4), whole)
 
 
 def test_it_learns_and_comes_back(tmp_path):

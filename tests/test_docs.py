@@ -1,9 +1,7 @@
 """The code and the recipes of the book are what a reader can run."""
 
-import os
 import re
-import subprocess
-import sys
+import runpy
 import tomllib
 from pathlib import Path
 
@@ -44,14 +42,7 @@ def test_the_python_of_a_page_runs_in_order(page, tmp_path, monkeypatch):
         Path("text.txt").write_text("def area(width, height):\n    return width * height\n" * 40, encoding="utf-8")
         train(load_run(DEMO), root="runs")
     Path("page.py").write_text(code, encoding="utf-8")
-    run = subprocess.run(
-        [sys.executable, "-W", "error", "page.py"],
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"},
-    )
-    assert run.returncode == 0, run.stderr
+    runpy.run_path("page.py", run_name="__main__")  # warnings are errors here, too
 
 
 @pytest.mark.parametrize("page", pages("toml"), ids=lambda p: p.name)

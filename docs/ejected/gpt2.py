@@ -3,7 +3,7 @@
     python gpt2.py                                 a pass with random weights
     python gpt2.py --checkpoint DIR --prompt "…"   continues a text, with the weights and tokenizer of DIR
 
-Shapes: B batch, T tokens in, S tokens seen, H query heads, D of a head, Dv of values, C channels, V words.
+Shapes: B batch, T queries, S keys, H query heads, D head width, C d_model, F d_ff, V vocabulary.
 """
 
 import argparse
@@ -35,7 +35,7 @@ def upcast(x: Tensor) -> Tensor:
 
 
 class Cache:
-    """What has been computed of the tokens so far: a store for each layer, and how many tokens there are."""
+    """What is kept of the tokens so far, so that none is computed twice (Pope et al. 2022): a store for each layer."""
 
     def __init__(self) -> None:
         self.length = 0
@@ -44,17 +44,18 @@ class Cache:
 
 def cached(store: dict[str, Tensor], **new: Tensor) -> list[Tensor]:
     """What is stored and what is new, joined along the sequence; all of it is stored for the next call."""
-    store.update({name: torch.cat([store[name], x], dim=1) if name in store else x for name, x in new.items()})
+    for name, x in new.items():
+        store[name] = torch.cat([store[name], x], dim=1) if name in store else x
     return [store[name] for name in new]
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, dropout: float) -> Tensor:
     """softmax(q·kᵀ / √D)·v over the keys that the mask shows (Vaswani et al. 2017, eq. 1).
 
-    q [B, T, H, D], k [B, S, H, D], v [B, S, H, Dv], mask [B or 1, 1, T, S] -> [B, T, H, Dv].
+    q [B, T, H, D], k [B, S, H, D], v [B, S, H, D], mask [B or 1, 1, T or 1, S] -> [B, T, H, D].
     """
-    scores = torch.einsum("bthd,bshd->bhts", upcast(q), upcast(k)) * q.shape[-1] ** -0.5
-    weights = scores.masked_fill(~mask, torch.finfo(scores.dtype).min).softmax(dim=-1)
+    scores = torch.einsum("bthd,bshd->bhts", upcast(q), upcast(k)) * q.shape[-1] ** -0.5  # [B, H, T, S]
+    weights = scores.masked_fill(~mask, torch.finfo(scores.dtype).min).softmax(dim=-1)  # of −∞ alone it is NaN
     weights = F.dropout(weights, dropout)
     return torch.einsum("bhts,bshd->bthd", weights, upcast(v)).to(v.dtype)
 
@@ -180,10 +181,9 @@ def load(file: Path) -> Model:
     with torch.device("meta"):
         model = Model()
     with file.open("rb") as opened:
-        data = memoryview(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY))  # float32 stays in the file
+        data = memoryview(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY))  # mapped, not read
     start = 8 + int.from_bytes(data[:8], "little")
-    header = json.loads(bytes(data[8:start]))
-    header.pop("__metadata__", None)
+    header = {name: entry for name, entry in json.loads(bytes(data[8:start])).items() if name != "__metadata__"}
     weights = {}
     for name, entry in header.items():
         for stored, here in RENAMED:
@@ -198,35 +198,35 @@ def show() -> None:
     """A pass over random tokens with random weights: the shape that leaves each part, and the number of parameters."""
     model, tokens = Model().eval(), torch.randint(VOCAB_SIZE, (1, 16))
     for name, module in model.named_modules():
-        if name and (name.count(".") <= 1 or name.endswith("blocks.0")):
-            module.register_forward_hook(lambda module, args, out, name=name: print(f"{name:<24} {list(out.shape)}"))
+        if name and (".blocks." not in name or ".blocks.0" in name):
+            module.register_forward_hook(lambda module, args, out, name=name: print(f"{name:<36} {list(out.shape)}"))
     print(f"{list(tokens.shape)} tokens -> {list(model(tokens).shape)} logits")
     print(f"{sum(parameter.numel() for parameter in model.parameters()):,} parameters")
 
 
 def main() -> None:
-    """Reads the command line."""
+    """The command line: shows the model, or reads a prompt."""
     parser = argparse.ArgumentParser(description=str(__doc__), formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompt", help="a text to continue; without one a pass with random weights is shown")
+    parser.add_argument("--prompt", help="a text to continue; without one the model is shown")
     parser.add_argument("--checkpoint", type=Path, default=Path(__file__).parent, help="a folder of anyformer")
     parser.add_argument("--max-new-tokens", type=int, default=64, help="how many to add at most")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest token")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of what is drawn above temperature 0")
     args = parser.parse_args()
     if args.prompt is None:
         show()
         return
     if args.max_new_tokens < 0 or not (args.temperature == 0 or 1e-6 <= args.temperature < float("inf")):
         parser.error("--max-new-tokens is 0 or more, --temperature 0 or from 0.000001 up")
-    try:
-        from tokenizers import Tokenizer
+    from tokenizers import Tokenizer
 
-        model = load(args.checkpoint / "model.safetensors")
+    try:
         tokenizer = Tokenizer.from_file(str(args.checkpoint / "tokenizer.json"))
+        tokenizer.encode_special_tokens = True  # control tokens that a prompt spells are text
+        ids = torch.tensor([tokenizer.encode(args.prompt).ids], dtype=torch.int64)
+        model = load(args.checkpoint / "model.safetensors")
     except Exception as error:  # tokenizers raises nothing narrower
         parser.error(f"{args.checkpoint} is no checkpoint of this model: {error}; give --checkpoint DIR")
-    tokenizer.encode_special_tokens = True  # control tokens that a prompt spells are text
-    ids = torch.tensor([tokenizer.encode(args.prompt).ids], dtype=torch.int64)
     if not 0 < ids.shape[1] <= MAX_POSITIONS:
         parser.error(f"the prompt has {ids.shape[1]} tokens, and this model reads 1 to {MAX_POSITIONS}")
     torch.manual_seed(args.seed)

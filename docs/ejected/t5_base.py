@@ -3,7 +3,7 @@
     python t5_base.py                                            a pass with random weights
     python t5_base.py --checkpoint DIR --prompt "…" --start ID   answers a text, with the weights and tokenizer of DIR
 
-Shapes: B batch, T tokens in, S tokens seen, H query heads, D of a head, Dv of values, C channels, V words.
+Shapes: B batch, T queries, S keys, H query heads, D head width, C d_model, F d_ff, V vocabulary.
 """
 
 import argparse
@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 VOCAB_SIZE = 32128  # V
+SOURCE_POSITIONS = 512
 MAX_POSITIONS = 512
 N_LAYERS = 12
 D_MODEL = 768  # C
@@ -26,7 +27,7 @@ D_HEAD = 64  # D
 D_FF = 3072  # F
 N_BUCKETS = 32
 MAX_DISTANCE = 128
-HEAD_SCALE = 0.03608439182435161  # 1 / √C
+HEAD_SCALE = 0.03608439182435161  # 1 / √C, where head and embedding share a table (Raffel et al. 2020)
 NORM_EPS = 1e-06
 DROPOUT = 0.1
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -39,7 +40,7 @@ def upcast(x: Tensor) -> Tensor:
 
 
 class Cache:
-    """What has been computed of the tokens so far: a store for each layer, and how many tokens there are."""
+    """What is kept of the tokens so far, so that none is computed twice (Pope et al. 2022): a store for each layer."""
 
     def __init__(self) -> None:
         self.length = 0
@@ -48,7 +49,8 @@ class Cache:
 
 def cached(store: dict[str, Tensor], **new: Tensor) -> list[Tensor]:
     """What is stored and what is new, joined along the sequence; all of it is stored for the next call."""
-    store.update({name: torch.cat([store[name], x], dim=1) if name in store else x for name, x in new.items()})
+    for name, x in new.items():
+        store[name] = torch.cat([store[name], x], dim=1) if name in store else x
     return [store[name] for name in new]
 
 
@@ -93,14 +95,14 @@ class RelativeBias(nn.Module):
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, dropout: float, bias: Tensor | None = None) -> Tensor:
-    """softmax(q·kᵀ, without 1/√D)·v over the keys that the mask shows (Vaswani et al. 2017, eq. 1).
+    """softmax(q·kᵀ + bias)·v over the keys that the mask shows (Vaswani et al. 2017, eq. 1).
 
-    q [B, T, H, D], k [B, S, H, D], v [B, S, H, Dv], mask [B or 1, 1, T, S] -> [B, T, H, Dv].
+    q [B, T, H, D], k [B, S, H, D], v [B, S, H, D], mask [B or 1, 1, T or 1, S] -> [B, T, H, D].
     """
-    scores = torch.einsum("bthd,bshd->bhts", upcast(q), upcast(k))
+    scores = torch.einsum("bthd,bshd->bhts", upcast(q), upcast(k))  # [B, H, T, S]
     if bias is not None:
         scores = scores + bias
-    weights = scores.masked_fill(~mask, torch.finfo(scores.dtype).min).softmax(dim=-1)
+    weights = scores.masked_fill(~mask, torch.finfo(scores.dtype).min).softmax(dim=-1)  # of −∞ alone it is NaN
     weights = weights.masked_fill(~mask, 0.0)  # a row of padding alone sees nothing
     weights = F.dropout(weights, dropout)
     return torch.einsum("bhts,bshd->bthd", weights, upcast(v)).to(v.dtype)
@@ -143,14 +145,13 @@ class CrossAttention(nn.Module):
             k = self.k(memory).unflatten(-1, (N_HEADS, D_HEAD))  # [B, S, H, D]
             v = self.v(memory).unflatten(-1, (N_HEADS, D_HEAD))  # [B, S, H, D]
             store["source_k"], store["source_v"] = k, v
-        z = attend(
-            q, store["source_k"], store["source_v"], source_mask, dropout=DROPOUT if self.training else 0.0
-        )  # [B, T, H, D]
+        k, v = store["source_k"], store["source_v"]
+        z = attend(q, k, v, source_mask, dropout=DROPOUT if self.training else 0.0)  # [B, T, H, D]
         return F.dropout(self.out(z.flatten(-2)), DROPOUT, self.training)
 
 
 class FeedForward(nn.Module):
-    """down(act(up(x))) (Vaswani et al. 2017, eq. 2); act is ReLU."""
+    """down(relu(up(x))) (Vaswani et al. 2017, eq. 2)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -202,7 +203,7 @@ class DecoderBlock(nn.Module):
 
 
 class Encoder(nn.Module):
-    """The encoder: the embedding, 12 layers and a final norm."""
+    """The encoder: 12 layers and a final norm."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -216,13 +217,14 @@ class Encoder(nn.Module):
         x = F.dropout(x, DROPOUT, self.training)
         mask = real[:, None, None, :]
         bias = self.relative_bias(positions, positions)  # one for all layers
+        # A source is read once: what its layers would keep for the next call goes into {} and is forgotten.
         for block in self.blocks:
             x = block(x, mask, bias, {})
         return self.final_norm(x)
 
 
 class Decoder(nn.Module):
-    """The decoder: the embedding, 12 layers and a final norm."""
+    """The decoder: 12 layers and a final norm."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -251,7 +253,7 @@ class Model(nn.Module):
         self.embed = nn.Embedding(VOCAB_SIZE, D_MODEL)  # one table for both texts
         self.encoder = Encoder()
         self.decoder = Decoder()
-        for matrix in (parameter for parameter in self.parameters() if parameter.dim() > 1):
+        for matrix in (p for p in self.parameters() if p.dim() > 1):
             nn.init.normal_(matrix, std=0.02)  # Radford et al. 2019
 
     def encode(self, source: Tensor, source_real: Tensor | None = None) -> Tensor:
@@ -278,7 +280,7 @@ class Model(nn.Module):
 
 @torch.inference_mode()
 def generate(model: Model, source: Tensor, start: list[int], n_tokens: int, temperature: float = 0.0) -> Iterator[int]:
-    """What answers the source, int64 [1, S], after the ids `start`; at temperature 0 always the likeliest."""
+    """What answers the source, int64 [1, S], after the ids `start`, up to `n_tokens`; at temperature 0 greedily."""
     cache, memory, tokens = Cache(), model.encode(source), source.new_tensor([start])
     for _ in range(min(n_tokens, max(MAX_POSITIONS - tokens.shape[1], 1))):
         logits = model.decode(tokens, memory, cache=cache)[0, -1]
@@ -292,10 +294,9 @@ def load(file: Path) -> Model:
     with torch.device("meta"):
         model = Model()
     with file.open("rb") as opened:
-        data = memoryview(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY))  # float32 stays in the file
+        data = memoryview(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY))  # mapped, not read
     start = 8 + int.from_bytes(data[:8], "little")
-    header = json.loads(bytes(data[8:start]))
-    header.pop("__metadata__", None)
+    header = {name: entry for name, entry in json.loads(bytes(data[8:start])).items() if name != "__metadata__"}
     weights = {}
     for name, entry in header.items():
         for stored, here in RENAMED:
@@ -310,21 +311,21 @@ def show() -> None:
     """A pass over random tokens with random weights: the shape that leaves each part, and the number of parameters."""
     model, tokens = Model().eval(), torch.randint(VOCAB_SIZE, (1, 16))
     for name, module in model.named_modules():
-        if name and (name.count(".") <= 1 or name.endswith("blocks.0")):
-            module.register_forward_hook(lambda module, args, out, name=name: print(f"{name:<24} {list(out.shape)}"))
+        if name and (".blocks." not in name or ".blocks.0" in name):
+            module.register_forward_hook(lambda module, args, out, name=name: print(f"{name:<36} {list(out.shape)}"))
     print(f"{list(tokens.shape)} tokens -> {list(model(tokens, source=tokens).shape)} logits")
     print(f"{sum(parameter.numel() for parameter in model.parameters()):,} parameters")
 
 
 def main() -> None:
-    """Reads the command line."""
+    """The command line: shows the model, or reads a prompt."""
     parser = argparse.ArgumentParser(description=str(__doc__), formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompt", help="a text to answer; without one a pass with random weights is shown")
+    parser.add_argument("--prompt", help="a text to answer; without one the model is shown")
     parser.add_argument("--checkpoint", type=Path, default=Path(__file__).parent, help="a folder of anyformer")
     parser.add_argument("--start", type=int, nargs="+", default=[], help="ids that an answer begins with")
     parser.add_argument("--max-new-tokens", type=int, default=64, help="how many to add at most")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest token")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of what is drawn above temperature 0")
     args = parser.parse_args()
     if args.prompt is None:
         show()
@@ -333,17 +334,19 @@ def main() -> None:
         parser.error("--max-new-tokens is 0 or more, --temperature 0 or from 0.000001 up")
     if not args.start or not all(0 <= index < VOCAB_SIZE for index in args.start):
         parser.error(f"--start is needed, ids from 0 to {VOCAB_SIZE - 1}: nothing else says how an answer begins")
-    try:
-        from tokenizers import Tokenizer
+    if len(args.start) > MAX_POSITIONS:
+        parser.error(f"--start has {len(args.start)} ids, and an answer at most {MAX_POSITIONS}")
+    from tokenizers import Tokenizer
 
-        model = load(args.checkpoint / "model.safetensors")
+    try:
         tokenizer = Tokenizer.from_file(str(args.checkpoint / "tokenizer.json"))
+        tokenizer.encode_special_tokens = True  # control tokens that a prompt spells are text
+        ids = torch.tensor([tokenizer.encode(args.prompt).ids], dtype=torch.int64)
+        model = load(args.checkpoint / "model.safetensors")
     except Exception as error:  # tokenizers raises nothing narrower
         parser.error(f"{args.checkpoint} is no checkpoint of this model: {error}; give --checkpoint DIR")
-    tokenizer.encode_special_tokens = True  # control tokens that a prompt spells are text
-    ids = torch.tensor([tokenizer.encode(args.prompt).ids], dtype=torch.int64)
-    if not 0 < ids.shape[1] <= MAX_POSITIONS:
-        parser.error(f"the prompt has {ids.shape[1]} tokens, and this model reads 1 to {MAX_POSITIONS}")
+    if not 0 < ids.shape[1] <= SOURCE_POSITIONS:
+        parser.error(f"the prompt has {ids.shape[1]} tokens, and this model reads 1 to {SOURCE_POSITIONS}")
     torch.manual_seed(args.seed)
     print(tokenizer.decode(list(generate(model, ids, args.start, args.max_new_tokens, args.temperature))))
 

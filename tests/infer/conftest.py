@@ -35,7 +35,7 @@ class PrefixModel(torch.nn.Module):
             head="language",
             generates=True,
             encoder=None,
-            decoder=SimpleNamespace(max_positions=context, blocks=()),
+            decoder=SimpleNamespace(max_positions=context, blocks=(), turning_lengths=()),
         )
         self.fault = fault
         self.caches = []
@@ -78,7 +78,7 @@ class ScriptedModel(torch.nn.Module):
             head="language",
             generates=True,
             encoder=None,
-            decoder=SimpleNamespace(max_positions=context, blocks=()),
+            decoder=SimpleNamespace(max_positions=context, blocks=(), turning_lengths=()),
         )
 
     def new_cache(self, batch, capacity, kind):

@@ -10,6 +10,8 @@ from anyformer.errors import UserError
 from anyformer.laws import mutant as models
 from anyformer.laws.against import against
 from anyformer.laws.draw import fresh
+from anyformer.laws.law import settled
+from anyformer.laws.result import error_of_finite
 from anyformer.spec import expand
 from anyformer.weights.eject import eject
 
@@ -268,9 +270,38 @@ def test_weights_that_are_no_numbers_are_no_edit(file):
     assert found.first.name == "decoder.blocks.0.ffn.down"
 
 
+def test_where_nothing_can_be_compared_is_said(file):
+    """A table of NaN makes every activation one: an edit cannot be seen, which is no agreement."""
+    model = fresh(expand(RECIPE), 2)
+    with torch.no_grad():
+        model.decoder.embed.token.weight.fill_(math.nan)
+    found = against(model, file(RECIPE, ("F.silu(", "F.relu(")), 2, "mine")
+    assert not any(site.compared for site in found.sites)
+    assert "the core makes no finite number: the weights are damaged" in " ".join(found.lines())
+    result = settled(model, "round trip", 3)
+    assert "the scores are no numbers to compare" in result.why
+    assert "no numbers" not in settled(fresh(expand(RECIPE), 2), "round trip", 3).why
+
+
+@pytest.mark.parametrize(
+    ("got", "want", "error"),
+    [
+        ([1.0, math.nan], [1.0, math.inf], 0.0),
+        ([1.0, math.inf], [1.0, -math.inf], math.inf),
+        ([1.0, 2.0], [1.0, math.nan], math.inf),
+        ([1.0, math.nan], [1.0, 2.0], math.inf),
+        ([8.0, math.nan], [4.0, math.nan], 1.0),
+        ([-math.inf, 1.5], [-math.inf, 1.0], 0.5),
+    ],
+)
+def test_numbers_are_compared_where_one_is_there(got, want, error):
+    assert error_of_finite(torch.tensor(got), torch.tensor(want)) == error
+
+
 def test_whatever_a_file_raises_is_said(file):
     """Even what is no Exception; an interrupt is the user's."""
-    for raised in ("BaseException('so')", "SystemExit(3)", "GeneratorExit()"):
+    wordless = "type('Bad', (Exception,), {'__str__': None})()"
+    for raised in ("BaseException('so')", "SystemExit(3)", "GeneratorExit()", wordless):
         with pytest.raises(UserError, match="while it is run"):
             compare(RECIPE, file(RECIPE, ("normed = wide", f"raise {raised}\n        normed = wide")))
     with pytest.raises(KeyboardInterrupt):

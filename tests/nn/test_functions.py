@@ -37,6 +37,19 @@ def test_gradients_once_and_twice_equal_finite_differences(name):
     assert torch.autograd.gradgradcheck(function, inputs)
 
 
+@pytest.mark.parametrize("name", list(functions()))
+def test_without_gradients_the_same_numbers_come_out(name):
+    """To the bit: what is skipped is the bookkeeping alone."""
+    function, inputs = functions()[name]
+    with_gradients = function(*(x.clone().requires_grad_() for x in inputs))
+    for without in (torch.no_grad, torch.inference_mode):
+        with without():
+            got = function(*inputs)
+        torch.testing.assert_close(got, with_gradients.detach(), rtol=0, atol=0)
+        assert got.grad_fn is None
+    assert with_gradients.grad_fn is not None
+
+
 def test_the_second_derivative_through_a_chain_is_exact():
     """relu2(x·x) is x⁴: its second derivative at 3 is 12·9."""
     x = torch.tensor([3.0], dtype=torch.float64, requires_grad=True)

@@ -48,19 +48,19 @@ def eject(
     if isinstance(meant, Path):
         text_of(load_spec(meant))  # What no file can say is refused before gigabytes are read.
         checkpoint, around = _checkpoint(source, meant, target, force=force)
-        spec, prompted, more = checkpoint.spec, checkpoint.tokenizer is not None, ""
+        spec, has_tokenizer, arguments = checkpoint.spec, checkpoint.tokenizer is not None, ""
     else:
         around = Surroundings(name=_name(source), file="model.py" if target is None else target.name)
-        spec, prompted, more = meant, True, " --checkpoint DIR"
+        spec, has_tokenizer, arguments = meant, True, " --checkpoint DIR"
     text = text_of(spec, around)
     if target is None:
         sys.stdout.write(text)
         return
     write_text(target, text)
     script = shlex.quote(str(target))
-    more += ' --prompt "…"' + (" --start ID" if around.asks_for_start(spec) else "")
+    arguments += ' --prompt "…"' + (" --start ID" if around.asks_for_start(spec) else "")
     typer.echo(f"{target}: {len(text.splitlines())} lines")
-    typer.echo(f"run it: python {script}" + (f", or python {script}{more}" if prompted else ""))
+    typer.echo(f"run it: python {script}" + (f", or python {script}{arguments}" if has_tokenizer else ""))
 
 
 def _free(path: Path, *, force: bool) -> Path:
@@ -172,5 +172,5 @@ def _surroundings(checkpoint: "Checkpoint", name: str, folder: Path, target: Pat
         # An id without a row is never generated, and cannot be looked up.
         ends=tuple(i for i in checkpoint.eos_ids if i < n),
         start=generation.start,
-        suppressed=tuple(i for i in generation.suppressed if i < n),
+        suppressed=tuple(i for i in generation.suppressed if i < words),
     )

@@ -13,8 +13,7 @@ from anyformer.errors import UserError
 from anyformer.infer.generation import UNSAID, Generation
 from anyformer.infer.sampler import Sampler
 from anyformer.infer.sampling import Sampling
-from anyformer.spec.parts import ModelSpec, Rope, StackSpec
-from anyformer.spec.positions import LongRopeScaling
+from anyformer.spec.parts import ModelSpec, StackSpec
 
 if TYPE_CHECKING:
     from anyformer.nn.cache import Cache
@@ -197,16 +196,6 @@ def generate_ids(
     return _Decoding(model, targets, None if encoder is None else rows, left, row_ends, sampler, halt, device).run()
 
 
-def _turns(decoder: StackSpec) -> set[int]:
-    """Lengths past which a row's tokens all turn by other divisors (LongRoPE), those before it too.
-
-    What was computed of them holds no more, so that a row that grows past one of these is read anew.
-    """
-    positions = [block.attention.position for block in decoder.blocks]
-    scalings = [position.scaling for position in positions if isinstance(position, Rope)]
-    return {scaling.original for scaling in scalings if isinstance(scaling, LongRopeScaling)}
-
-
 @dataclass(slots=True)
 class _Decoding:
     """The rows of one call to `generate_ids`; every list has one entry for each of the caller's rows."""
@@ -235,7 +224,7 @@ class _Decoding:
         cache = self._cache(rows)
         tokens, padding = self._padded([self.read[row] for row in rows])
         first = self._first(rows)
-        turns = _turns(decoder_of(self.model.spec, source=True))
+        turns = decoder_of(self.model.spec, source=True).turning_lengths
         while True:
             with evaluating(modules):
                 logits = self.model(tokens, padding=padding, cache=cache, last_only=True, **first)[:, -1]

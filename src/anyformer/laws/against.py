@@ -35,12 +35,13 @@ class Site:
     Attributes:
         name: of the module that gives the activation, as the file calls it (from its second call on with #2, …); or
             what the model says.
-        error: the largest difference, relative to max(1, |value|); infinite for another shape or for what is not
-            finite.
+        error: the largest difference, relative to max(1, |value|); infinite for another shape, and where one alone is
+            no finite number.
         holds: whether rounding may make it.
         shape: of the core's activation.
         got: the shape of the file's.
         place: the index at which they differ most, empty where they have no place in common.
+        compared: whether the core makes a finite number there at all; weights that are none leave nothing to compare.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Site:
     shape: tuple[int, ...]
     got: tuple[int, ...]
     place: tuple[int, ...]
+    compared: bool
 
     def where(self) -> str:
         """At which index the file and the core differ most, or in which shape."""
@@ -109,7 +111,8 @@ class Comparison:
             table.add_column(name, justify=justify, no_wrap=name != "where")  # type: ignore[arg-type]
         for site in self._shown():
             where = "" if site.holds else site.where()
-            table.add_row(site.name, "same" if site.holds else "DIFFERS", f"{site.error:.1e}", where)
+            said = "DIFFERS" if not site.holds else "same" if site.compared else "no numbers"
+            table.add_row(site.name, said, f"{site.error:.1e}", where)
         return table
 
     def _shown(self) -> list[Site]:
@@ -133,6 +136,10 @@ class Comparison:
             ]
             if max(site.error for site in self.sites) < TOLERANCES[torch.float32]:
                 lines.append("no difference is larger than float32 may round")
+        empty = [site.name for site in self.sites if not site.compared]
+        if empty:
+            said = f"at {len(empty)} of them, from {empty[0]} on, the core makes no finite number"
+            lines.append(f"{said}: the weights are damaged, and nothing is compared there")
         for names, whose in ((self.core_alone, "the core"), (self.file_alone, "the file")):
             if names:
                 said = ", ".join(names[:SHOWN]) + (", …" if len(names) > SHOWN else "")
@@ -245,7 +252,8 @@ def _site(name: str, got: Tensor, want: Tensor, tolerance: float) -> Site:
     if got.shape == want.shape and want.numel():
         worst = distance(got, want).argmax()
         place = tuple(int(i) for i in torch.unravel_index(worst, want.shape))
-    return Site(name, error, error <= tolerance, tuple(want.shape), tuple(got.shape), place)
+    compared = not want.numel() or bool(want.isfinite().any())
+    return Site(name, error, error <= tolerance, tuple(want.shape), tuple(got.shape), place, compared)
 
 
 def _filled(module: ModuleType, model: Model, path: Path) -> Ejected:

@@ -60,7 +60,7 @@ def running(path: Path, doing: str) -> Iterator[None]:
     folder = str(path.resolve().parent)
     sys.path.insert(0, folder)
     try:
-        with redirect_stdout(sys.stderr), _descriptor_of_stdout_is_that_of_stderr():
+        with redirect_stdout(sys.stderr), _stdout_goes_to_stderr():
             yield
     except KeyboardInterrupt:
         raise
@@ -72,21 +72,20 @@ def running(path: Path, doing: str) -> Iterator[None]:
 
 
 @contextmanager
-def _descriptor_of_stdout_is_that_of_stderr() -> Iterator[None]:
-    """Descriptor 1 stands for stderr, so that what is written past `sys.stdout` is no part of what we print."""
+def _stdout_goes_to_stderr() -> Iterator[None]:
+    """What is written past `sys.stdout`, to descriptor 1, goes to stderr too, and so is no part of what we print."""
     _flush()
-    try:
+    kept = None
+    with suppress(OSError):  # One of the two is closed: nothing can go astray.
         kept = os.dup(1)
         os.dup2(2, 1)
-    except OSError:  # One of the two is closed: nothing can go astray.
-        yield
-        return
     try:
         yield
     finally:
         _flush()
-        os.dup2(kept, 1)
-        os.close(kept)
+        if kept is not None:
+            os.dup2(kept, 1)
+            os.close(kept)
 
 
 def _flush() -> None:
@@ -99,6 +98,9 @@ def _in_words(error: BaseException, path: Path, doing: str) -> UserError:
     """The mistake, at the last of the file's own lines that led to it."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     where = f"{path}, line {lines[-1]}" if lines else path
-    said = " ".join(str(error).split())
+    try:
+        said = " ".join(str(error).split())
+    except Exception:  # Its own text may be what is wrong with it.
+        said = ""
     got = f"{type(error).__name__}: {said[:300]}" if said else type(error).__name__
     return UserError(f"the file raises an error while it {doing}", where=where, got=got)

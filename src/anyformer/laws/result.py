@@ -58,18 +58,22 @@ def error_of(got: Tensor, want: Tensor) -> float:
 
 
 def distance(got: Tensor, want: Tensor) -> Tensor:
-    """|got − want| in float64; 0 where neither is a finite number, infinite where one of them is none."""
+    """|got − want| in float64; where one is no finite number infinite, and where neither is 0.
+
+    Which of NaN and infinity comes out may depend on the order of operations, but the sign of an infinity does not.
+    """
     got, want = got.double(), want.double()
-    neither = ~(got.isfinite() | want.isfinite())
-    return (got - want).abs().nan_to_num(nan=inf).masked_fill(neither, 0.0)
+    neither = ~(got.isfinite() | want.isfinite()) & ~(got.isinf() & (got == -want))
+    return (got - want).abs().nan_to_num(nan=inf, posinf=inf).masked_fill(neither, 0.0)
 
 
 def error_of_finite(got: Tensor, want: Tensor) -> float:
-    """`error_of` for weights that are no numbers: places at which both are none count nothing."""
-    finite = want.isfinite()
-    if got.shape == want.shape and torch.equal(finite, got.isfinite()):
-        got, want = got[finite], want[finite]
-    return error_of(got, want)
+    """`error_of` for weights that are no numbers: places at which neither is a finite number count nothing."""
+    if got.shape != want.shape or not want.numel():
+        return error_of(got, want)
+    with torch.no_grad():
+        largest = want.double().nan_to_num(0.0, 0.0, 0.0).abs().max().clamp(min=1.0)
+        return float(distance(got, want).max() / largest)
 
 
 class Findings:

@@ -38,6 +38,8 @@ def relu2(x: Tensor) -> Tensor:
     """max(x, 0)² (So et al. 2021)."""
     if torch.compiler.is_compiling():
         return F.relu(x).square()
+    if not torch.is_grad_enabled():
+        return _ReLU2.forward(x)
     squared: Tensor = _ReLU2.apply(x)  # type: ignore[no-untyped-call]
     return squared
 

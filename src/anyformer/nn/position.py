@@ -154,6 +154,8 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
         a, b = pairs(x, layout)
         swapped = torch.cat([b, a], -1) if layout == "half" else torch.stack([b, a], -1).flatten(-2)
         return x * cos + swapped * sin
+    if not torch.is_grad_enabled():  # A Function costs more than it computes for the one token of a step.
+        return _Rotate.forward(x, cos, sin, layout)
     turned: Tensor = _Rotate.apply(x, cos, sin, layout)  # type: ignore[no-untyped-call]
     return turned
 

@@ -15,6 +15,8 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """
     if x.device.type != "cpu" or torch.compiler.is_compiling():
         return F.rms_norm(x, (x.shape[-1],), weight, eps)
+    if not torch.is_grad_enabled():  # A Function costs more than it computes for the one token of a step.
+        return _RMSNorm.forward(x, weight, eps)[0]
     normed: Tensor = _RMSNorm.apply(x, weight, eps)[0]  # type: ignore[no-untyped-call]
     return normed
 

@@ -38,6 +38,7 @@ from anyformer.spec.positions import (
     Alibi,
     EmbedPosition,
     Learned,
+    LongRopeScaling,
     NoPosition,
     Position,
     RelativeBias,
@@ -149,6 +150,16 @@ class StackSpec(Part):
             if isinstance(position, RelativeBias) and position.shared:
                 return position, block.attention.n_heads
         return None
+
+    @property
+    def turning_lengths(self) -> tuple[int, ...]:
+        """Lengths past which all tokens of a row turn by other divisors (LongRoPE), those before it too, ascending.
+
+        What was computed of them holds no more, so that a row that grows past one of these is read anew.
+        """
+        positions = [block.attention.position for block in self.blocks]
+        scalings = [position.scaling for position in positions if isinstance(position, Rope)]
+        return tuple(sorted({scaling.original for scaling in scalings if isinstance(scaling, LongRopeScaling)}))
 
     def owner(self, layer: int) -> int:
         """The layer whose parameters a layer uses."""

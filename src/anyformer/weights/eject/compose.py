@@ -48,7 +48,7 @@ def _note(parts: Parts, text: str) -> None:
     if "nn.LayerNorm(" in text and "class RMSNorm" not in text and "class LayerNorm" not in text:
         notes["NORM_EPS"] = "ε of LayerNorm (Ba et al. 2016, eq. 4)"
     if isinstance(spec.head, LanguageHead) and isclose(spec.head.scale, spec.last.d_model**-0.5):
-        notes["HEAD_SCALE"] = "1 / √C"
+        notes["HEAD_SCALE"] = "1 / √C, where head and embedding share a table (Raffel et al. 2020)"
     if all(isclose(stack.embed.scale, stack.d_embed**0.5) for stack in spec.stacks.values()):
         notes["EMBED_SCALE"] = "√C (Vaswani et al. 2017, section 3.4)"
 

@@ -31,8 +31,21 @@ _LETTERS = {
 _SHORT = ("NORM_EPS", "DROPOUT")
 """Numbers that mostly have one value all over a model."""
 _ORDER = (
-    *("VOCAB_SIZE", "N_LABELS", "MAX_POSITIONS", "N_TYPES", "N_LAYERS", "D_MODEL", "D_EMBED", "D_TRANSFORM", "N_HEADS"),
-    *("N_KV_HEADS", "D_HEAD", "Q_RANK", "KV_RANK", "D_NOPE", "D_ROPE", "D_VALUE", "D_FF", "N_EXPERTS", "TOP_K"),
+    *("VOCAB_SIZE", "N_LABELS", "SOURCE_POSITIONS", "MAX_POSITIONS", "N_TYPES", "N_LAYERS", "D_MODEL", "D_EMBED"),
+    *(
+        "D_TRANSFORM",
+        "N_HEADS",
+        "N_KV_HEADS",
+        "D_HEAD",
+        "Q_RANK",
+        "KV_RANK",
+        "D_NOPE",
+        "D_ROPE",
+        "D_VALUE",
+        "D_FF",
+        "N_EXPERTS",
+        "TOP_K",
+    ),
     *("D_EXPERT", "N_GROUPS", "TOP_GROUPS", "EXPERT_SCALE", "ROPE_THETA", "ROPE_THETAS", "ROPE_FACTOR"),
     *("ROPE_ORIGINAL", "ROPE_ORIGINALS", "ROPE_BETA_FAST", "ROPE_BETA_SLOW", "ROPE_LOW", "ROPE_HIGH"),
     *(

@@ -7,8 +7,7 @@ from textwrap import fill
 from typing import Any
 
 from anyformer.planning import parameters
-from anyformer.spec.parts import LanguageHead, Learned, ModelSpec, StackSpec
-from anyformer.spec.positions import LongRopeScaling, Rope
+from anyformer.spec.parts import LanguageHead, Learned, ModelSpec
 from anyformer.weights.eject.compose import compose
 from anyformer.weights.eject.constants import Constants
 from anyformer.weights.eject.format import wrapped
@@ -133,14 +132,15 @@ def _generate(spec: ModelSpec, around: Surroundings, constants: Constants) -> st
     both = spec.encoder is not None
     assert spec.decoder is not None
     limited = spec.decoder.max_positions is not None
-    turns = turning_lengths(spec.decoder)
+    turns = spec.decoder.turning_lengths
     numbers: dict[str, Any] = {}
     if around.ends:
         numbers["END_IDS"] = around.ends
     if around.words is not None:
         numbers["N_WORDS"] = around.words
-    if around.suppressed:
-        numbers["SUPPRESSED_IDS"] = around.suppressed
+    suppressed = tuple(i for i in around.suppressed if i < (around.words or spec.vocab_size))
+    if suppressed:
+        numbers["SUPPRESSED_IDS"] = suppressed
     if both and around.start:
         numbers["START_IDS"] = around.start
     if limited:
@@ -154,7 +154,7 @@ def _generate(spec: ModelSpec, around: Surroundings, constants: Constants) -> st
         "turns": bool(turns),
         "limited": limited,
         "ends": bool(around.ends),
-        "suppressed": bool(around.suppressed),
+        "suppressed": bool(suppressed),
     }
     texts = {
         "SUPPRESSED_LIST": "list(SUPPRESSED_IDS)",
@@ -163,13 +163,6 @@ def _generate(spec: ModelSpec, around: Surroundings, constants: Constants) -> st
         "TURNS_AT": "== ROPE_ORIGINAL" if len(turns) == 1 else "in ROPE_ORIGINALS",
     }
     return _piece("infer/decode.py.jinja", constants, texts, flags, numbers)
-
-
-def turning_lengths(decoder: StackSpec) -> tuple[int, ...]:
-    """Lengths past which a row's tokens all turn by other divisors, those before it too."""
-    positions = [block.attention.position for block in decoder.blocks]
-    scalings = [position.scaling for position in positions if isinstance(position, Rope)]
-    return tuple(sorted({scaling.original for scaling in scalings if isinstance(scaling, LongRopeScaling)}))
 
 
 def _loader(choices: Choices, constants: Constants) -> str:
@@ -199,21 +192,25 @@ def _main(spec: ModelSpec, around: Surroundings, constants: Constants, count: in
         "meta": count > _LARGE,
         "begins": around.asks_for_start(spec),
         "limited": limit is not None,
+        "bounded": spec.last.max_positions is not None,
         "generates": spec.generates,
         "cut": cut,
     }
     texts = {
         "GIGABYTES": f"{count * 4 / 1e9:,.0f}",
         "SHOWN_SCORES": "hidden states" if spec.head is None else "logits",
-        "PROMPT_HELP": f"a text to {_does(spec)}; without one a pass with random weights is shown",
+        "PROMPT_HELP": f"a text to {_does(spec)}; without one the model is shown",
         "SHOWN": str(shown),
         "MODEL_READS": "tokens, source=tokens" if both else "tokens",
+        **({"PROMPT_POSITIONS": "SOURCE_POSITIONS"} if both else {"PROMPT_POSITIONS": "MAX_POSITIONS"}),
         "ENCODED": "tokenizer.encode(args.prompt).ids" + ("[:-SUFFIX_IDS]" if cut else ""),
         "CHECKPOINT_DEFAULT": f"Path(__file__).parent{_beneath(around.checkpoint)}",
     }
     numbers = {"VOCAB_SIZE": spec.vocab_size} | ({"SUFFIX_IDS": around.suffix} if cut else {})
     if limit is not None:
-        numbers["MAX_POSITIONS"] = limit
+        numbers["SOURCE_POSITIONS" if both else "MAX_POSITIONS"] = limit
+    if both and spec.last.max_positions is not None:
+        numbers["MAX_POSITIONS"] = spec.last.max_positions
     return _piece("weights/eject/main.py.jinja", constants, texts, flags, numbers)
 
 
@@ -230,7 +227,7 @@ def _head(spec: ModelSpec, around: Surroundings, count: int) -> str:
     whose = "its checkpoint" if own else "DIR"
     return (
         f'"""{_plain(around.name)}: {stacks}, {count:,} parameters.\n\n'
-        f"    {plain:<{len(prompt)}}   a pass with random weights\n"
+        f"    {plain:<{len(prompt)}}   {_shown(count)}\n"
         f"    {prompt}   {does}, with the weights and tokenizer of {whose}\n\n"
         f"{fill(_letters(spec), 120)}\n"
         '"""\n'
@@ -242,18 +239,26 @@ def _does(spec: ModelSpec) -> str:
     return "read" if not spec.generates else "answer" if spec.encoder is not None else "continue"
 
 
+def _shown(count: int) -> str:
+    """What the file shows by itself."""
+    return "the shapes of a pass, without weights" if count > _LARGE else "a pass with random weights"
+
+
 def _letters(spec: ModelSpec) -> str:
     """The letters of the shapes in the file, with what they are."""
     blocks = [block for stack in spec.stacks.values() for block in stack.blocks]
     attentions = [a for block in blocks for a in (block.attention, block.cross) if a is not None]
-    said = ["B batch", "T tokens in", "S tokens seen", "H query heads"]
+    said = ["B batch", "T queries", "S keys", "H query heads"]
     if any(a.n_kv_heads != a.n_heads for a in attentions):
-        said.append("G key heads")
-    said += ["D of a head", "Dv of values", "C channels"]
+        said.append("G key/value heads")
+    said.append("D head width")
+    if any(a.d_value != a.d_head for a in attentions):
+        said.append("Dv value width")
+    said += ["C d_model", "F d_ff"]
     if any(block.ffn.kind == "moe" for block in blocks):
         said.append("E experts")
     if isinstance(spec.head, LanguageHead):
-        said.append("V words")
+        said.append("V vocabulary")
     return f"Shapes: {', '.join(said)}."
 
 

@@ -24,13 +24,10 @@ def wrapped(text: str) -> str:
 def tidied(text: str) -> str:
     """The text without a name for what is returned on the next line, and without a constructor that does nothing."""
     text = _RETURNED.sub(r"\1return \3", text)
-    text = _ATTENDED.sub(r"\1return self.out(\2.flatten(-2))  # [B, T, H · D] -> [B, T, C]", text)
     return _IDLE.sub("    def ", _CAST.sub(r"\1return \3\4", text))
 
 
 _RETURNED = re.compile(r"^( +)(\w+) = (.+)\n\1return \2$", re.M)
-# Where it takes nothing but q, k, v and a mask: more would not fit in a line.
-_ATTENDED = re.compile(r"^( +)z = (attend\w*\(q, k, v, mask\)).*\n\1return self\.out\(z\.flatten\(-2\)\)$", re.M)
 # A call alone: of a sum or a product the method would bind to the last part.
 _CALLED = r"torch\.\w+\((?:[^()]|\([^()]*\))*\)"
 _CAST = re.compile(rf"^( +)(\w+) = ({_CALLED})\n\1return \2(\.to\(x\.dtype\))$", re.M)
@@ -53,8 +50,8 @@ def _broken(line: str) -> list[str]:
         elif right[-1] not in _CLOSE and len(indent) + 4 + len(right) <= WIDTH:
             inside = [right]
         elif right[-1] not in _CLOSE:
-            first, *others = _divided(right, " / ")
-            inside = [first, *(f"/ {each}" for each in others)] if others else []
+            numerator, *others = _divided(right, " / ")
+            inside = [numerator, *(f"/ {each}" for each in others)] if others else []
         else:
             inside = []
         if inside:

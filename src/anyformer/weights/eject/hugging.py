@@ -21,7 +21,7 @@ from anyformer.spec.parts import ModelSpec, Pooler
 from anyformer.weights.carried import Renamed, carrying, family_of
 from anyformer.weights.config import Reading, write_config
 from anyformer.weights.eject.constants import Constants
-from anyformer.weights.eject.file import model_text, turning_lengths
+from anyformer.weights.eject.file import model_text
 from anyformer.weights.eject.format import wrapped
 from anyformer.weights.eject.render import render
 from anyformer.weights.eject.sublayers import ACTIVATIONS
@@ -168,7 +168,7 @@ def _code(spec: ModelSpec, task: _Task, model: str, body: str, why: str) -> str:
         r"^class (\w+)\(nn\.Module\):\n(?:(?!class ).*\n)*?.*\(1 \+ upcast\(self\.weight\)\)", body, re.MULTILINE
     )
     generates = task.kind in ("causal", "seq2seq")
-    turns = turning_lengths(spec.decoder) if spec.decoder is not None else ()
+    turns = spec.decoder.turning_lengths if spec.decoder is not None else ()
     flags = {
         "kind": task.kind,
         "both": both,

@@ -123,6 +123,7 @@ def _attend(spec: Attention, *, bias: bool, padded: bool) -> Use:
         "PADDED": padded,
         "GROUPED": spec.n_kv_heads != spec.n_heads,
         "BIAS": True if bias else None,
+        "V_APART": spec.d_value != width,
         "DROPOUT": spec.dropout,
     }
     if scale == "given":

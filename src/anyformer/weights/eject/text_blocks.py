@@ -67,6 +67,11 @@ def write_attentions(parts: Parts, uses: Sequence[Use]) -> None:
         }
 
     for kind in kinds:
+        attend = kind.first.parts["ATTEND"][0].kind
+        assert attend is not None
+        # Where it takes nothing but q, k, v and a mask: more would not fit in a line.
+        bare = texts(kind)["ATTEND_ARGS"] == "" and not attend.fields and not kind.number("OUT_DROPOUT").any
+        kind.first.flags["bare"] = bare
         if kind.first.flags.get("qk_norm"):
             parts.choices.rename("q_norm.norm.", "q_norm.")
             parts.choices.rename("k_norm.norm.", "k_norm.")
@@ -108,17 +113,27 @@ _GATED = {
 }
 
 
+_PLAIN = ("relu", "silu", "sigmoid", "tanh")
+"""Activations whose name says all."""
+
+
+def _applied(function: str, inner: str) -> str:
+    return f"{function}({inner})" if function else inner
+
+
 def _network_texts(kind: Kind) -> dict[str, str]:
     flags = kind.first.flags
     act = str(flags["activation"])
-    said = f"act is {_SAID[act]}" if act != "identity" else _SAID[act]
-    if flags["gated"] and act in _GATED:
-        said = f"{said}: {_GATED[act]}" if act != "identity" else _GATED[act]
+    called, said = (act, "") if act in _PLAIN else ("act", f"; act is {_SAID[act]}")
+    if act == "identity":
+        called, said = "", f", {_SAID[act]}"
+    gated = f"{_GATED[act]}: " if act in _GATED else ""
     plain = {} if flags["offset"] else {"(up + UP_OFFSET)": "up", "(self.up(x) + UP_OFFSET)": "self.up(x)"}
     return {
         "FFN_NAME": kind.name,
         "MOE_NAME": kind.name,
-        "ACTIVATION_NAME": said,
+        "GATED_DOC": f"{gated}down({_applied(called, 'gate(x)')} · up(x)) (Shazeer 2020, eq. 6){said}.",
+        "DENSE_DOC": f"down({_applied(called, 'up(x)')}) (Vaswani et al. 2017, eq. 2){said}.",
         "FFN_BIAS": switch(flags["bias"]),
         "ROUTER_BIAS": switch(flags.get("router_bias")),
         "LOGITS_BIAS": "upcast(self.router.bias)" if flags.get("router_bias") else "",

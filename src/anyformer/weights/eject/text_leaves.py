@@ -72,10 +72,12 @@ def _attend_texts(kind: Kind) -> dict[str, str]:
     params += ["dropout: float"] if kind.number("DROPOUT").any else []
     late = ["bias: Tensor | None = None"] if bias.some else []
     scale = {"default": " * q.shape[-1] ** -0.5", "one": "", "given": " * SCALE"}[str(flags["scale"])]
-    scores = {"default": "q·kᵀ / √D", "one": "q·kᵀ, without 1/√D", "given": "scale · q·kᵀ"}[str(flags["scale"])]
+    scores = {"default": "q·kᵀ / √D", "one": "q·kᵀ", "given": "scale · q·kᵀ"}[str(flags["scale"])]
     return {
         "ATTEND_NAME": kind.name,
         "ATTEND_PARAMS, PARAMS": ", ".join([*params, "PARAMS", *late]),
         " * SCALE": scale,
         "SCALED_SCORES": f"softcap({scores})" if flags["softcap"] else scores,
+        " PLUS_BIAS": " + bias" if bias.any else "",
+        "Dv]": "Dv]" if kind.number("V_APART").any else "D]",
     }

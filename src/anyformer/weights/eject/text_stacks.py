@@ -84,10 +84,11 @@ def write_stack(parts: Parts, each: StackUse) -> None:
         reads["mask"] = masks.text
     if side == "Encoder":
         reads |= {"store": "{}", "keys": "positions"}
+    flags["unstored"] = side == "Encoder" and "store" in each.reads
     loop, owner = _loop(parts, each, masks)
     texts = {
         "STACK_NAME": side,
-        "STACK_DOC": _stack_doc(own, side),
+        "STACK_DOC": _stack_doc(own, side, embeds=embeds),
         "= EMBED\n": f"= {embed}\n",
         "= BLOCKS\n": f"= {_blocks_text(parts, each)}\n",
         "STACK_INPUT": f"{first}: Tensor",
@@ -103,10 +104,11 @@ def write_stack(parts: Parts, each: StackUse) -> None:
     parts.render([kind], lambda _: texts)
 
 
-def _stack_doc(spec: StackSpec, side: str) -> str:
-    said = ["the embedding", plural(spec.n_layers, "layer")]
+def _stack_doc(spec: StackSpec, side: str, *, embeds: bool) -> str:
+    said = ["the embedding"] if embeds else []
+    said.append(plural(spec.n_layers, "layer"))
     said += ["a final norm"] if spec.final_norm.kind != "none" else []
-    return f"The {side.lower()}: {', '.join(said[:-1])} and {said[-1]}."
+    return f"The {side.lower()}: {', '.join(said[:-1])}{' and ' if said[1:] else ''}{said[-1]}."
 
 
 def _blocks_text(parts: Parts, each: StackUse) -> str:
