@@ -14,7 +14,7 @@ from anyformer.nn.model import build
 from anyformer.spec import load_spec
 from anyformer.text import Tokenizer
 
-FRONT = "from anyformer.cli.main import run; run()"
+FRONT = "from anyformer.cli.main import program; program()"
 SOURCE = str(Path(anyformer.__file__).parents[1])
 
 

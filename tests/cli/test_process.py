@@ -11,7 +11,7 @@ import pytest
 
 from anyformer.cli.main import _say
 
-RUN = "from anyformer.cli.main import run; run()"
+RUN = "from anyformer.cli.main import program; program()"
 
 
 def shell(command):
@@ -32,6 +32,26 @@ def test_memory_that_is_not_there_is_the_users_to_mend(error, capsys):
     assert _say(error) == 2
     assert "not enough memory" in capsys.readouterr().err
     assert _say(RuntimeError("something else")) == 1
+
+
+def test_the_program_ends_at_once_and_nothing_is_lost():
+    """Threads are waited for, what asked to be called at the end is, and what was written arrives."""
+    code = f"""
+import atexit, sys, threading, time
+atexit.register(print, "called")
+sys.argv = ["anyformer", sys.argv[1]]
+threading.Thread(target=lambda: (time.sleep(0.2), sys.stdout.write("waited for\\n"))).start()
+class Slow:
+    def __del__(self):
+        print("taken apart")
+kept = Slow()
+{RUN}
+"""
+    for word, exit_code in (("--version", 0), ("--nonsense", 2)):
+        done = subprocess.run([sys.executable, "-c", code, word], capture_output=True, text=True, timeout=60)
+        assert done.returncode == exit_code
+        assert done.stdout.endswith("waited for\ncalled\n")
+        assert "taken apart" not in done.stdout
 
 
 def test_an_interrupt_says_so(tmp_path):

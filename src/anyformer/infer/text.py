@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 from anyformer.errors import UserError
 from anyformer.infer.decode import FinishReason, Step, generate_ids, per_row, reads_source
@@ -131,16 +130,6 @@ def encode_prompt(
     return [tokenizer.bos_id]
 
 
-_HOLES: "WeakKeyDictionary[Tokenizer, tuple[int, ...]]" = WeakKeyDictionary()
-
-
-def _holes(tokenizer: "Tokenizer") -> tuple[int, ...]:
-    """Ids below `vocab_size` that the vocabulary leaves out; found once per tokenizer."""
-    if tokenizer not in _HOLES:
-        _HOLES[tokenizer] = tuple(i for i in range(tokenizer.vocab_size) if tokenizer.token(i) is None)
-    return _HOLES[tokenizer]
-
-
 def _read_prompt(tokenizer: "Tokenizer | None", prompt: Prompt, where: str, *, n_rows: int, whole: bool) -> list[int]:
     """`encode_prompt` for an embedding of `n_rows` rows, which may be fewer than the tokenizer's tokens."""
     ids = encode_prompt(tokenizer, prompt, where, whole=whole)
@@ -210,7 +199,7 @@ def stream(
         () if tokenizer is None else tokenizer.eos_ids,
         n_rows if tokenizer is None else min(tokenizer.vocab_size, n_rows),
         halt=lambda row, token: rows[row].push(token),
-        excluded=() if tokenizer is None else _holes(tokenizer),
+        excluded=() if tokenizer is None else tokenizer.holes,
         generation=generation,
     )
     for row, (prompt, found) in enumerate(zip(texts, ids, strict=True)):

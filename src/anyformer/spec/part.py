@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 class Part(BaseModel):
     """A frozen table that knows all of its keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, defer_build=True)
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
         """Itself: nothing in it can change. Copying a model copied its specification table by table."""

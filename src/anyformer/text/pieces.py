@@ -9,6 +9,7 @@ token at a time at a bounded cost, and the bytes of any token can be counted.
 
 import json
 from collections.abc import Callable, Iterable
+from functools import cached_property
 from typing import Any
 
 from tokenizers import Tokenizer as Library
@@ -74,6 +75,7 @@ class Pieces:
             )
         added = library.get_added_tokens_decoder()
         self._library, self.size = library, largest + 1
+        self._whole = len(known) == len(set(known.values())) == self.size
         # The library has the others; a second list of them would take some 80 bytes for each.
         self._added = {index: entry.content for index, entry in added.items()}
         self._present: set[int] = set()
@@ -105,6 +107,11 @@ class Pieces:
             else:
                 return False
         return True
+
+    @cached_property
+    def holes(self) -> tuple[int, ...]:
+        """The ids below `size` that stand for no token, ascending; none where every id is one token's."""
+        return () if self._whole else tuple(i for i in range(self.size) if self.token(i) is None)
 
     def token(self, index: int) -> str | None:
         """The token string of an id; None where the vocabulary has a hole, and outside it."""

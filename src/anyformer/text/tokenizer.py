@@ -259,6 +259,11 @@ class Tokenizer:
         lines = (f"{index}\t{token}\n" for index, token in tokens if token is not None)
         return hashlib.sha256("".join(lines).encode("utf-8")).hexdigest()
 
+    @property
+    def holes(self) -> tuple[int, ...]:
+        """The ids below `vocab_size` that the vocabulary leaves out, ascending."""
+        return self._pieces.holes
+
     def token(self, index: int) -> str | None:
         """How the vocabulary writes token `index`; None for an id that the vocabulary leaves out."""
         return self._pieces.token(index)
