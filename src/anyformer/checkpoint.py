@@ -388,7 +388,7 @@ def load(
 
 def _load_gguf(opened: Opened, dtype: torch.dtype | None, device: torch.device, quantize: str | None) -> Checkpoint:
     generation = Generation(eos_ids=opened.eos_ids, suppressed=opened.suppressed)
-    loaded = load_gguf(opened.model, dtype, device, quantize)
+    loaded = load_gguf(opened.model, dtype, device, quantize, ahead=opened.ahead)
     return Checkpoint(loaded.model.spec, loaded.model, opened.tokenizer, generation, placed=tuple(loaded.placed))
 
 

@@ -4,7 +4,7 @@ What a file is refused for is found here, but for its numbers. So a verb can ope
 that cannot be used is refused at once, and torch moves into the memory that reading a vocabulary has left.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from anyformer.errors import UserError
 from anyformer.spec.folder import is_gguf, resolve
 from anyformer.text import Tokenizer
 from anyformer.text.gguf import read_tokenizer
+from anyformer.weights.gguf.ahead import Ahead, begin
 from anyformer.weights.gguf.format import Gguf, read_gguf
 from anyformer.weights.gguf.reading import Understood, understood
 
@@ -27,16 +28,23 @@ class Opened:
         tokenizer: None for a model of token ids alone.
         eos_ids: the ids that end a reply, beside what the tokenizer says.
         suppressed: the ids that no reply holds.
+        ahead: its matrices being packed meanwhile.
     """
 
     model: Understood
     tokenizer: Tokenizer | None
     eos_ids: tuple[int, ...]
     suppressed: tuple[int, ...]
+    ahead: Ahead | None = field(default=None, compare=False)
 
 
-def open_gguf(file: Path) -> Opened:
-    """Opens a file, the first of several. Raises `UserError` for whatever is wrong with what it says."""
+def open_gguf(file: Path, *, pack: bool = False) -> Opened:
+    """Opens a file, the first of several. Raises `UserError` for whatever is wrong with what it says.
+
+    Args:
+        file: the file.
+        pack: whether another process may begin to pack the matrices that can stay in the file's quantised values.
+    """
     said = read_gguf(file)
     # A vocabulary's texts take as much as a tenth of a small model: they do not stay.
     rest = {name: value for name, value in said.metadata.items() if not name.startswith("tokenizer.")}
@@ -46,13 +54,17 @@ def open_gguf(file: Path) -> Opened:
     suppressed = said.metadata.get(SUPPRESSED, [])
     if not isinstance(suppressed, list):
         raise UserError("this is no list of ids", where=f"{file}, {SUPPRESSED}", got=type(suppressed).__name__)
-    return Opened(model, tokenizer, () if end is None else (end,), tuple(suppressed))
+    ahead = begin(model) if pack else None
+    return Opened(model, tokenizer, () if end is None else (end,), tuple(suppressed), ahead)
 
 
-def opened(source: str | Path) -> Path | Opened:
-    """What a checkpoint's path means: a GGUF file opened, anything else as it is. Raises `UserError`."""
+def opened(source: str | Path, *, pack: bool = False) -> Path | Opened:
+    """What a checkpoint's path means: a GGUF file opened as `open_gguf` does, anything else as it is.
+
+    Raises `UserError`.
+    """
     path = resolve(source)
-    return open_gguf(path) if is_gguf(path) else path
+    return open_gguf(path, pack=pack) if is_gguf(path) else path
 
 
 def _tokenizer(said: Gguf, rows: int) -> Tokenizer | None:

@@ -92,7 +92,7 @@ def test_product_equals_float64_for_any_number_of_vectors(
 
 
 def test_wide_outputs_are_cut_into_pieces_and_come_back_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("anyformer.nn.packed.BLOCK", 14000)
+    monkeypatch.setattr("anyformer.nn.packed.SUMS", 3500)
     c = codes((5000, 64), 4)
     weight = Quantised(c, (5000, 64))
     x = torch.randn(2, 64)

@@ -162,7 +162,7 @@ def chat(
     with hurry():
         from anyformer.opened import opened
 
-        source = opened(checkpoint)
+        source = opened(checkpoint, pack=held == "keep" and device in ("auto", "cpu"))
         from anyformer.checkpoint import device_of, load
         from anyformer.infer.decode import decoder_of
 

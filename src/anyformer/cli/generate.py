@@ -81,7 +81,7 @@ def generate(
     with hurry():
         from anyformer.opened import opened
 
-        source = opened(checkpoint)
+        source = opened(checkpoint, pack=held == "keep" and device in ("auto", "cpu"))
         from anyformer import infer
         from anyformer.checkpoint import device_of, load
 

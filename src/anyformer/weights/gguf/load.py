@@ -19,6 +19,7 @@ from anyformer.nn.quantised import keep, load_rest
 from anyformer.planning import buffers, parameters
 from anyformer.weights.dtypes import name_of
 from anyformer.weights.forms import to_ours
+from anyformer.weights.gguf.ahead import Ahead
 from anyformer.weights.gguf.blocks import PLAIN, dequantised, grouped
 from anyformer.weights.gguf.format import Entry, Gguf, read_gguf
 from anyformer.weights.gguf.packing import not_finite, packed_matrices
@@ -49,6 +50,7 @@ def load_gguf(
     device: torch.device,
     quantize: str | None = None,
     dialects: Sequence[Dialect] = DIALECTS,
+    ahead: Ahead | None = None,
 ) -> Loaded:
     """The model in a file, in evaluation mode; all is checked by name, shape and type before any tensor is read.
 
@@ -59,6 +61,7 @@ def load_gguf(
         device: where they go.
         quantize: None, or "keep": matrices that this machine has a product for stay in the file's quantised values.
         dialects: the architectures that are known.
+        ahead: what was packed of it already, which is used where it fits.
 
     Raises:
         UserError: whatever is wrong with the file.
@@ -70,7 +73,9 @@ def load_gguf(
     placed = placements(source, quantize=quantize, dtype=name_of(dtype), refusal=refusal)
     model = build(source.place.reading.spec, device="meta", dtype=dtype)
     loader = _Loader(source, {each.name for each in placed if each.kept}, dtype, device)
-    blocks = packed_matrices(source, placed, torch.get_num_threads())
+    blocks = None if ahead is None else ahead.blocks(placed)
+    if blocks is None:
+        blocks = packed_matrices(source, placed, torch.get_num_threads())
     tensors: dict[str, Tensor] = {}
     for step in source.taken:
         loader.keep(model, step, blocks)

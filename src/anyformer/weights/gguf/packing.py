@@ -1,7 +1,7 @@
 """The matrices of a file that stay quantised, packed from its mapped bytes. Imports no torch."""
 
 import mmap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,7 +19,12 @@ from anyformer.weights.shapes import Shape, Step
 
 
 def packed_matrices(model: Understood, placed: Sequence[Placed], threads: int) -> dict[str, Blocks]:
-    """Every matrix that is to be in memory in codes, by our names.
+    """Every matrix that is to be in memory in codes, by our names; as `each_packed`."""
+    return dict(each_packed(model, placed, threads))
+
+
+def each_packed(model: Understood, placed: Sequence[Placed], threads: int) -> Iterator[tuple[str, Blocks]]:
+    """Every matrix that is to be in memory in codes, with its name, one after another as they are made.
 
     Args:
         model: the file as it was understood.
@@ -49,7 +54,8 @@ def packed_matrices(model: Understood, placed: Sequence[Placed], threads: int) -
         return made
 
     with ThreadPoolExecutor(threads) as pool:
-        return {name: blocks for made in pool.map(work, taken) for name, blocks in made.items()}
+        for made in pool.map(work, taken):
+            yield from made.items()
 
 
 def _parts(name: str, entry: Entry, shape: Shape, rows: Bytes) -> Parts:
