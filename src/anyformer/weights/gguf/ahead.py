@@ -102,11 +102,17 @@ def begin(model: Understood) -> Ahead | None:
 
 
 def _work(model: Understood, placed: Sequence[Placed], shared: mmap.mmap, threads: int, tell: int) -> NoReturn:
-    """The second process: packs, says where everything lies, and ends."""
+    """The second process: packs, says where everything lies, and ends; at once where the first one has ended."""
     code = 1
     try:
+        first = os.getppid()
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for stream in {0, 1, 2} - {tell}:  # A reader of the first one's output does not wait for this one.
+            os.dup2(nowhere, stream)
         end, found = 0, []
         for name, blocks in each_packed(model, placed, threads):
+            if os.getppid() != first:
+                os._exit(code)
             places: dict[str, _Place | None] = {}
             for which in _ARRAYS:
                 made: NDArray[Any] | None = getattr(blocks, which)
