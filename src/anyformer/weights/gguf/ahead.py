@@ -59,10 +59,11 @@ class Ahead:
                 os.kill(self._child, signal.SIGKILL)
         with os.fdopen(self._told, "rb") as told:
             said = told.read()
+        status = 1
         with suppress(ChildProcessError):  # Someone else may have waited for it.
-            os.waitpid(self._child, 0)
+            status = os.waitpid(self._child, 0)[1]
         self._child = None
-        if not wanted or not said.endswith(pickle.STOP):
+        if not wanted or status:
             return None
         return {name: replace(blocks, **self._arrays(places)) for name, blocks, places in pickle.loads(said)}
 
