@@ -129,7 +129,7 @@ def talk(monkeypatch, scripted):
             original(tokens, **rest),
         )[1]
         loaded = SimpleNamespace(model=model, tokenizer=tokenizer, spec=model.spec, generation=Generation())
-        monkeypatch.setattr("anyformer.opened.opened", lambda path: path)
+        monkeypatch.setattr("anyformer.opened.opened", lambda path, pack: path)
         monkeypatch.setattr("anyformer.checkpoint.load", lambda path, **_: loaded)
         settings = ["--max-new-tokens", str(len(script)), *options]
         result = CliRunner().invoke(verb(chat), ["folder", *settings], input=lines)
