@@ -21,6 +21,7 @@ from anyformer.cli.sampling import (
     Temperature,
     TopK,
     TopP,
+    may_pack,
     quantize_of,
     sampling_of,
 )
@@ -162,7 +163,7 @@ def chat(
     with hurry():
         from anyformer.opened import opened
 
-        source = opened(checkpoint, pack=held == "keep" and device in ("auto", "cpu"))
+        source = opened(checkpoint, pack=may_pack(held, device))
         from anyformer.checkpoint import device_of, load
         from anyformer.infer.decode import decoder_of
 

@@ -172,5 +172,5 @@ def _surroundings(checkpoint: "Checkpoint", name: str, folder: Path, target: Pat
         # An id without a row is never generated, and cannot be looked up.
         ends=tuple(i for i in checkpoint.eos_ids if i < n),
         start=generation.start,
-        suppressed=tuple(i for i in generation.suppressed if i < words),
+        suppressed=generation.suppressed,
     )

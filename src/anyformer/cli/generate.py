@@ -18,6 +18,7 @@ from anyformer.cli.sampling import (
     Temperature,
     TopK,
     TopP,
+    may_pack,
     quantize_of,
     sampling_of,
 )
@@ -81,7 +82,7 @@ def generate(
     with hurry():
         from anyformer.opened import opened
 
-        source = opened(checkpoint, pack=held == "keep" and device in ("auto", "cpu"))
+        source = opened(checkpoint, pack=may_pack(held, device))
         from anyformer import infer
         from anyformer.checkpoint import device_of, load
 

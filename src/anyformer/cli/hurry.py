@@ -10,7 +10,7 @@ def hurry() -> Iterator[None]:
     """Without searches for garbage among what is older, again and again, while modules are imported.
 
     They are a tenth of the time of importing torch. What is young is looked through, rarely: what an import leaves
-    behind would otherwise stay, 2 MB of it. What is there afterwards is not looked at again.
+    behind would otherwise stay. What is there afterwards is not looked at again.
     """
     before = gc.get_threshold()
     gc.set_threshold(20_000, 50, 1_000)

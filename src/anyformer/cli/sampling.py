@@ -43,6 +43,11 @@ def quantize_of(word: str) -> str | None:
     return None if word == "none" else word
 
 
+def may_pack(held: str | None, device: str) -> bool:
+    """Whether a GGUF file's matrices may be packed before torch has said where the model goes."""
+    return held == "keep" and device in ("auto", "cpu")
+
+
 def sampling_of(
     *,
     max_new_tokens: int,

@@ -31,7 +31,7 @@ On one core of an AVX-512 machine, for 4096×4096 in 4 bits, the two took 2.5 an
 """
 
 SUMS = 2**16
-"""So many sums of groups are made at a time: as fast as with four times as many, and a third of the memory."""
+"""So many sums of groups at a time are as fast as four times as many, with 2 MB less at a head of 49,152 words."""
 
 _Blocks = tuple[Tensor, Tensor, Tensor | None]
 """Rows, scales and zeros of some blocks of outputs."""

@@ -32,35 +32,11 @@ _SHORT = ("NORM_EPS", "DROPOUT")
 """Numbers that mostly have one value all over a model."""
 _ORDER = (
     *("VOCAB_SIZE", "N_LABELS", "SOURCE_POSITIONS", "MAX_POSITIONS", "N_TYPES", "N_LAYERS", "D_MODEL", "D_EMBED"),
-    *(
-        "D_TRANSFORM",
-        "N_HEADS",
-        "N_KV_HEADS",
-        "D_HEAD",
-        "Q_RANK",
-        "KV_RANK",
-        "D_NOPE",
-        "D_ROPE",
-        "D_VALUE",
-        "D_FF",
-        "N_EXPERTS",
-        "TOP_K",
-    ),
-    *("D_EXPERT", "N_GROUPS", "TOP_GROUPS", "EXPERT_SCALE", "ROPE_THETA", "ROPE_THETAS", "ROPE_FACTOR"),
-    *("ROPE_ORIGINAL", "ROPE_ORIGINALS", "ROPE_BETA_FAST", "ROPE_BETA_SLOW", "ROPE_LOW", "ROPE_HIGH"),
-    *(
-        "ROPE_ATTENTION_FACTOR",
-        "ROPE_SHORT",
-        "ROPE_LONG",
-        "N_BUCKETS",
-        "MAX_DISTANCE",
-        "WINDOW",
-        "WINDOWS",
-        "SINKS",
-        "SCALE",
-        "SOFTCAP",
-    ),
-    *("EMBED_SCALE", "HEAD_SCALE", "HEAD_SOFTCAP", "NORM_EPS", "DROPOUT"),
+    *("D_TRANSFORM", "N_HEADS", "N_KV_HEADS", "D_HEAD", "Q_RANK", "KV_RANK", "D_NOPE", "D_ROPE", "D_VALUE", "D_FF"),
+    *("N_EXPERTS", "TOP_K", "D_EXPERT", "N_GROUPS", "TOP_GROUPS", "EXPERT_SCALE", "ROPE_THETA", "ROPE_THETAS"),
+    *("ROPE_FACTOR", "ROPE_ORIGINAL", "ROPE_ORIGINALS", "ROPE_BETA_FAST", "ROPE_BETA_SLOW", "ROPE_LOW"),
+    *("ROPE_HIGH", "ROPE_ATTENTION_FACTOR", "ROPE_SHORT", "ROPE_LONG", "N_BUCKETS", "MAX_DISTANCE", "WINDOW"),
+    *("WINDOWS", "SINKS", "SCALE", "SOFTCAP", "EMBED_SCALE", "HEAD_SCALE", "HEAD_SOFTCAP", "NORM_EPS", "DROPOUT"),
 )
 """The order of constants: sizes first, as one would say them."""
 _TOKEN = re.compile("\x01(\\d+)\x02")

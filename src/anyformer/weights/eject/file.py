@@ -202,7 +202,7 @@ def _main(spec: ModelSpec, around: Surroundings, constants: Constants, count: in
         "PROMPT_HELP": f"a text to {_does(spec)}; without one the model is shown",
         "SHOWN": str(shown),
         "MODEL_READS": "tokens, source=tokens" if both else "tokens",
-        **({"PROMPT_POSITIONS": "SOURCE_POSITIONS"} if both else {"PROMPT_POSITIONS": "MAX_POSITIONS"}),
+        "PROMPT_POSITIONS": "SOURCE_POSITIONS" if both else "MAX_POSITIONS",
         "ENCODED": "tokenizer.encode(args.prompt).ids" + ("[:-SUFFIX_IDS]" if cut else ""),
         "CHECKPOINT_DEFAULT": f"Path(__file__).parent{_beneath(around.checkpoint)}",
     }

@@ -117,9 +117,9 @@ def _work(model: Understood, placed: Sequence[Placed], shared: mmap.mmap, thread
             places: dict[str, _Place | None] = {}
             for which in _ARRAYS:
                 made: NDArray[Any] | None = getattr(blocks, which)
-                places[which] = None if made is None else (end, made.shape, made.dtype.str)
-                if made is not None:
-                    np.copyto(_array(shared, (end, made.shape, made.dtype.str)), made)
+                places[which] = place = None if made is None else (end, made.shape, made.dtype.str)
+                if made is not None and place is not None:
+                    _array(shared, place)[...] = made
                     end += -(-made.nbytes // _ALIGNED) * _ALIGNED
             bare = replace(blocks, rows=None, scales=None, zeros=None)  # type: ignore[arg-type]
             found.append((name, bare, places))
